@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tools.roofline import ranks
 from tools.roofline.cells import MEASURED, Cell, markdown, predict
 
 from penstock.capacity.step_cost import ENGINES
@@ -32,3 +33,17 @@ def test_every_cell_of_the_table_is_there() -> None:
 @pytest.mark.parametrize("engine", MEASURED)
 def test_the_page_shows_what_is_predicted(engine: str) -> None:
     assert markdown(list(cells(engine).values())) in PAGE.read_text(), "python -m tools.roofline --shipped"
+
+
+def test_the_page_shows_what_is_predicted_for_several_gpus() -> None:
+    assert ranks.markdown(ranks.predictions()) in PAGE.read_text(), "python -m tools.roofline --ranks"
+
+
+def test_more_ranks_and_faster_links_are_predicted_to_be_faster_and_to_wait_for_a_larger_share() -> None:
+    found = {(each.shape, each.weights, each.parallelism.tp, each.link): each for each in ranks.predictions()}
+    for (shape, weights, tp, link), each in found.items():
+        if (wider := found.get((shape, weights, 2 * tp, link))) is not None:
+            assert wider.batch_s < each.batch_s, each
+            assert wider.batch_share > each.batch_share, each
+        if link == "PCIe":
+            assert each.batch_s > found[shape, weights, tp, "NVLink"].batch_s, each

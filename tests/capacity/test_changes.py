@@ -9,7 +9,7 @@ from penstock.capacity.demand import Demand, Target
 from penstock.capacity.hardware import hardware
 from penstock.capacity.plan import Case, Setup, best
 from penstock.capacity.shapes import SHAPES
-from penstock.capacity.step_cost import Parallelism
+from penstock.core.parallelism import Parallelism
 
 TABLE = hardware()
 CASE = Case(SHAPES["llama70b"], Demand(600.0, ((512, 256),), 0.3, Target(0.5, 0.1)), TABLE)

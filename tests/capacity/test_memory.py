@@ -11,7 +11,7 @@ from penstock.capacity.hardware import hardware
 from penstock.capacity.memory import kv_tokens_that_fit, memory_of
 from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.shapes import SHAPES
-from penstock.capacity.step_cost import Parallelism
+from penstock.core.parallelism import Parallelism
 
 H200 = hardware()["h200"]
 

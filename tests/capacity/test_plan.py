@@ -11,7 +11,7 @@ from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import hardware
 from penstock.capacity.plan import Case, Layout, Setup, best, cheapest, layouts
 from penstock.capacity.shapes import SHAPES
-from penstock.capacity.step_cost import Parallelism
+from penstock.core.parallelism import Parallelism
 from tests.examples import examples
 
 TABLE = hardware()
@@ -52,14 +52,30 @@ def test_the_smallest_that_fits_is_not_the_smallest_that_is_fast_enough() -> Non
 def test_a_pipeline_takes_what_one_node_cannot_hold() -> None:
     found = best(case("llama405b", target=Target(2.0, 0.2)), Setup("h100"))
     assert found is not None
-    assert found.parallelism.num_gpus > 8
-    assert found.parallelism.pipeline > 1
+    assert found.parallelism.num_ranks > 8
+    assert found.parallelism.pp > 1
 
 
-def test_an_engine_on_one_gpu_is_planned_on_one() -> None:
+def test_an_engine_without_pipelines_is_planned_within_a_node() -> None:
     small, large = (replace(case(shape), engine="penstock") for shape in ("llama8b", "llama405b"))
-    assert [layout.parallelism for layout in layouts(small, Setup("h200"))] == [Parallelism()]
-    assert best(large, Setup("h200")) is None
+    assert [each.parallelism for each in layouts(small, Setup("h200"))] == [Parallelism(tp) for tp in (1, 2, 4, 8)]
+    found = layouts(large, Setup("h200"))
+    assert [each.parallelism.short for each in found if each.alone] == ["TP8"]
+    assert best(large, Setup("a100")) is None, "eight of them have no room for the weights"
+
+
+def test_widths_that_a_shape_cannot_be_split_over_are_not_planned() -> None:
+    odd = replace(SHAPES["llama8b"], intermediate_size=14_338)
+    judged = layouts(Case(odd, CHAT, TABLE, engine="penstock"), Setup("h200"))
+    assert [each.parallelism.tp for each in judged] == [1, 2]
+
+
+def test_experts_that_cannot_be_cut_are_shared_out_whole() -> None:
+    mixture = SHAPES["mixtral-8x7b"]
+    assert mixture.experts is not None
+    odd = replace(mixture, experts=replace(mixture.experts, intermediate_size=14_337))
+    judged = layouts(Case(odd, CHAT, TABLE, engine="penstock"), Setup("h200"))
+    assert [each.parallelism.short for each in judged] == ["TP1", "TP2 EP2", "TP4 EP4", "TP8 EP8"]
 
 
 def test_spare_replicas_are_added_and_paid_for() -> None:

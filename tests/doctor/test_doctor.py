@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from penstock.capacity.shapes import SHAPES
 from penstock.cli.config_file import read_config_file
 from penstock.cli.doctor import line
 from penstock.cli.main import main
 from penstock.cli.store_flags import store_url
+from penstock.core.devices import VisibleGpu, VisibleGpus
 from penstock.core.settings import EngineSettings, ServerSettings
 from penstock.doctor import fleet, machine
 from penstock.doctor.checks import look_over
@@ -227,3 +229,35 @@ def test_certificate_that_cannot_be_used_is_told_as_a_start_would(tmp_path: Path
     (finding,) = found(written(tmp_path / "c.yaml", settings))["config"]
     assert finding.verdict == "fail"
     assert "KEY_VALUES_MISMATCH" in finding.says
+
+
+def gpus(count: int, joined: int | None) -> VisibleGpus:
+    return VisibleGpus((VisibleGpu("NVIDIA H100 80GB HBM3", 79 << 30, 78 << 30),) * count, joined)
+
+
+def test_parallelism_is_told_as_a_start_would_choose_it() -> None:
+    (one,) = machine.parallelism(SHAPES["llama8b"], EngineSettings(), gpus(8, 8))
+    assert (one.verdict, one.name) == ("ok", "parallelism")
+    assert one.says.startswith("one GPU is enough: 15.0 GiB of weights, then room for ")
+    (four,) = machine.parallelism(SHAPES["llama70b"], EngineSettings(), gpus(8, 8))
+    assert four.says.startswith("tensor parallel 4: 32.9 GiB of weights")
+    assert "communication over NVLink" in four.says
+    assert "not fewer: TP1: 131 GiB" in four.says
+    (none,) = machine.parallelism(SHAPES["llama405b"], EngineSettings(), gpus(8, 8))
+    assert (none.verdict, "does not fit on the 8 GPUs here" in none.says) == ("fail", True)
+    (odd,) = machine.parallelism(SHAPES["llama8b"], EngineSettings(tp=3), gpus(8, 8))
+    assert (odd.verdict, "intermediate size of 14,336" in odd.says) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("joined", "said"),
+    [
+        (4, "all 4 GPUs are joined by NVLink"),
+        (2, "the first 2 GPUs are joined by NVLink, the others of 4 by PCIe"),
+        (1, "no GPU is joined to the next by NVLink"),
+        (None, "is not known here"),
+    ],
+)
+def test_what_joins_several_gpus_is_told(joined: int | None, said: str) -> None:
+    (found,) = machine.links(gpus(4, joined))
+    assert said in found.says

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.core.measurements import ServingLimits
 from penstock.engine.client import startup_phases
 from penstock.engine.messages import EngineInfo
@@ -37,6 +39,17 @@ def test_one_replica_says_its_settings_and_how_to_try_it() -> None:
     ]
     assert "Try it, here or in a browser at http://127.0.0.1:8000:" in said
     assert "  curl -N http://127.0.0.1:8000/v1/chat/completions -d '{" in said
+
+
+def test_several_ranks_say_how_they_share_the_model_and_why() -> None:
+    info = msgspec.structs.replace(
+        INFO, parallelism=("tensor parallel 4: 32.9 GiB a rank", "not fewer: TP1: too large")
+    )
+    said = ready_message("m", info, "http://127.0.0.1:8000", "ready", has_console=False).splitlines()
+    assert said[4:6] == [
+        "  parallelism     tensor parallel 4: 32.9 GiB a rank",
+        "                  not fewer: TP1: too large",
+    ]
 
 
 def test_gateway_with_tenants_says_that_a_key_is_needed() -> None:

@@ -10,6 +10,7 @@ import argparse
 import math
 import random
 
+from tools.roofline import ranks
 from tools.roofline.cells import MEASURED, markdown, predict
 
 from penstock.capacity.hardware import hardware
@@ -49,7 +50,11 @@ def main() -> None:
     parser.add_argument(
         "--shipped", action="store_true", help="the table of the constants in step_cost.py, without a fit"
     )
+    parser.add_argument("--ranks", action="store_true", help="the table of predictions for several GPUs, and end")
     arguments = parser.parse_args()
+    if arguments.ranks:
+        print(ranks.markdown(ranks.predictions()))
+        return
     constants = ENGINES[arguments.engine] if arguments.shipped else fit(arguments.engine)
     print(constants, "\n")
     cells = predict(arguments.engine, constants)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any
@@ -16,6 +16,10 @@ from penstock.core.config import build, nearest
 from penstock.core.errors import ConfigError
 
 Positive = Annotated[float, Meta(gt=0)]
+
+# Between GPUs that have no link of their own: PCIe 4 with 16 lanes, one direction, and an all-reduce of a few KB
+# (assumed, as for the GPUs of hardware.toml that have nothing else).
+PCIE_GB_S, PCIE_LATENCY_US = 32.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Gpu:
     link_latency_us: Annotated[float, Meta(ge=0)]
     network_gb_s: Positive
     per_node: Annotated[int, Meta(ge=1)]
+    network_latency_us: Annotated[float, Meta(ge=0)] = 30.0
     measured: Peaks | None = None
 
     @property
@@ -56,6 +61,14 @@ class Gpu:
     @property
     def bytes_per_s(self) -> float:
         return self.bandwidth_tb_s * 1e12
+
+    def over_pcie(self) -> Gpu:
+        """The same GPU in a machine that joins its GPUs by PCIe alone."""
+        return replace(
+            self,
+            link_gb_s=min(self.link_gb_s, PCIE_GB_S),
+            link_latency_us=max(self.link_latency_us, PCIE_LATENCY_US),
+        )
 
     def supports(self, formats: Formats) -> bool:
         """8-bit floats are for GPUs that have them; what else a GPU does not have it widens."""

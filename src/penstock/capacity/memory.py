@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from penstock.capacity.formats import BYTES, Formats
 from penstock.capacity.hardware import Gpu
 from penstock.capacity.model_bytes import ModelBytes
-from penstock.capacity.step_cost import Parallelism
+from penstock.capacity.rank_share import rank_config
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 
 MEMORY_FRACTION = 0.9  # of a GPU, for all of an engine
 RESERVED_BYTES = 2 << 30  # the driver's context, CUDA graphs, the allocator's holes, and the all-reduces' buffers
@@ -17,7 +18,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one GPU of a replica; `kv_tokens` is the whole replica's. Zero: it does not fit."""
+    """Of the fullest GPU of a replica; `kv_tokens` is the whole replica's. Zero: it does not fit."""
 
     weight_bytes: int
     step_bytes: int  # activations of the largest step, logits, and what is reserved
@@ -35,14 +36,35 @@ def memory_of(
     max_num_seqs: int = 256,
     memory_fraction: float = MEMORY_FRACTION,
 ) -> Memory:
-    model, tensor, stages = ModelBytes(config, formats), parallelism.tensor, parallelism.pipeline
-    weight_bytes = -(-model.stored_bytes // parallelism.num_gpus)
+    return memory_in(
+        int(gpu.memory_bytes * memory_fraction),
+        config,
+        formats=formats,
+        parallelism=parallelism,
+        chunk_tokens=chunk_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def memory_in(
+    room_bytes: int,
+    config: ModelConfig,
+    *,
+    formats: Formats = Formats(),  # noqa: B008 (frozen)
+    parallelism: Parallelism = Parallelism(),  # noqa: B008 (frozen)
+    chunk_tokens: int = 8192,
+    max_num_seqs: int = 256,
+) -> Memory:
+    """`room_bytes`: what an engine may use of each GPU."""
+    own, stages = rank_config(config, parallelism), parallelism.pp
+    model = ModelBytes(own, formats)
+    weight_bytes = -(-model.stored_bytes // stages)
     # In a layer: its input and output, and the two halves of the MLP. At the end: logits, and their softmax, in fp32.
-    width = 4 * config.hidden_size + 2 * _widest(config) // tensor
-    logits_bytes = 2 * 4 * max_num_seqs * config.vocab_size // tensor
+    width = 4 * config.hidden_size + 2 * _widest(own)
+    logits_bytes = 2 * 4 * max_num_seqs * own.vocab_size
     step_bytes = RESERVED_BYTES + int(chunk_tokens * width * BYTES[formats.dtype]) + logits_bytes
-    left_bytes = max(0, int(gpu.memory_bytes * memory_fraction) - weight_bytes - step_bytes)
-    token_bytes = model.kv_bytes_per_token // (min(tensor, config.num_kv_heads) * stages) or 1
+    left_bytes = max(0, room_bytes - weight_bytes - step_bytes)
+    token_bytes = model.kv_bytes_per_token // stages or 1
     kv_tokens = left_bytes // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
     return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens)
 

@@ -14,13 +14,15 @@ from penstock.capacity.demand import Demand
 from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import Gpu
 from penstock.capacity.memory import Memory, memory_of
+from penstock.capacity.splitting import splits_over
 from penstock.capacity.steady import Engine, Expected, Limits
-from penstock.capacity.step_cost import ENGINES, Parallelism, StepCost
+from penstock.capacity.step_cost import ENGINES, StepCost
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 
 HOURS_PER_MONTH = 730
 MAX_STAGES = 16
-ONE_GPU = frozenset({"penstock"})  # engines whose replicas have one GPU each
+PIPELINES = frozenset({"vllm"})  # engines whose replicas may be pipelines
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Layout:
     @property
     def rank(self) -> tuple[float, int]:
         """Cheapest first; of equals the one with fewer GPUs in a replica."""
-        return self.cost_per_month, self.parallelism.num_gpus
+        return self.cost_per_month, self.parallelism.num_ranks
 
 
 def layouts(case: Case, setup: Setup) -> list[Layout]:
@@ -77,7 +79,7 @@ def layouts(case: Case, setup: Setup) -> list[Layout]:
     if not case.hardware[setup.gpu].supports(setup.formats):
         return []
     found = [_judge(case, setup, each) for each in _parallelisms(case, setup)]
-    return sorted(found, key=lambda layout: (layout.parallelism.num_gpus, layout.parallelism.pipeline))
+    return sorted(found, key=lambda layout: (layout.parallelism.num_ranks, layout.parallelism.pp))
 
 
 def best(case: Case, setup: Setup) -> Layout | None:
@@ -94,25 +96,34 @@ def cheapest(case: Case, setup: Setup, gpus: Iterable[str]) -> Layout | None:
 def _parallelisms(case: Case, setup: Setup) -> Iterator[Parallelism]:
     """Per width of tensor parallelism, the fewest stages that hold the weights; more where memory may be what binds."""
     if setup.parallelism is not None:
-        if setup.parallelism.tensor <= case.hardware[setup.gpu].per_node:
+        if setup.parallelism.tp <= case.hardware[setup.gpu].per_node:
             yield setup.parallelism
         return
-    if case.engine in ONE_GPU:
-        yield Parallelism()
-        return
     wanted = case.max_num_seqs * case.demand.profile.context
-    tensor = 1
-    while tensor <= case.hardware[setup.gpu].per_node and case.config.num_heads % tensor == 0:
+    max_stages = min(MAX_STAGES, case.config.num_layers) if case.engine in PIPELINES else 1
+    for width in _widths(case, case.hardware[setup.gpu].per_node):
         stages = 1
-        while stages <= min(MAX_STAGES, case.config.num_layers):
-            each = Parallelism(tensor, stages)
+        while stages <= max_stages:
+            each = replace(width, pp=stages)
             kv_tokens = _memory(case, setup, each).kv_tokens
             if kv_tokens or stages == 1:
                 yield each
             if kv_tokens >= wanted:
                 break
             stages *= 2
-        tensor *= 2
+
+
+def _widths(case: Case, most: int) -> Iterator[Parallelism]:
+    """Within a node, by powers of two: what is left of its GPUs is then another replica's."""
+    tp = 1
+    while tp <= most:
+        if case.engine == "penstock":
+            found = splits_over(case.config, tp)
+        else:
+            found = Parallelism(tp=tp) if case.config.num_heads % tp == 0 else None
+        if found is not None:
+            yield found
+        tp *= 2
 
 
 def _memory(case: Case, setup: Setup, parallelism: Parallelism) -> Memory:
@@ -131,7 +142,7 @@ def engine_of(case: Case, setup: Setup, parallelism: Parallelism) -> Engine:
     demand = case.demand if setup.uses_prefix_cache else replace(case.demand, prefix_share=0.0)
     gpu, constants = case.hardware[setup.gpu], ENGINES[case.engine]
     cost = StepCost(case.config, gpu, constants, formats=setup.formats, parallelism=parallelism)
-    kv_tokens = _memory(case, setup, parallelism).kv_tokens // parallelism.pipeline
+    kv_tokens = _memory(case, setup, parallelism).kv_tokens // parallelism.pp
     limits = Limits(kv_tokens, case.max_num_seqs, case.chunk_tokens)
     return Engine(cost, demand.profile, limits, demand.target)
 
@@ -145,12 +156,12 @@ def _judge(case: Case, setup: Setup, parallelism: Parallelism) -> Layout:
     engine = engine_of(case, setup, parallelism)
     layout = replace(layout, alone=engine.expected(0.0))
     rate, bound = engine.max_rate()
-    rate *= parallelism.pipeline
+    rate *= parallelism.pp
     if rate == 0:
         return replace(layout, bound=bound)
     needed = math.ceil(case.demand.rate / rate * (1 - 1e-9))
     num_replicas = needed + case.num_spare
-    num_gpus = num_replicas * parallelism.num_gpus
+    num_gpus = num_replicas * parallelism.num_ranks
     return replace(
         layout,
         rate_per_replica=rate,
@@ -158,5 +169,5 @@ def _judge(case: Case, setup: Setup, parallelism: Parallelism) -> Layout:
         num_replicas=num_replicas,
         num_gpus=num_gpus,
         cost_per_month=num_gpus * case.hardware[setup.gpu].price_per_hour * HOURS_PER_MONTH,
-        expected=engine.expected(case.demand.rate / num_replicas / parallelism.pipeline),
+        expected=engine.expected(case.demand.rate / num_replicas / parallelism.pp),
     )

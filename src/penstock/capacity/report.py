@@ -70,13 +70,13 @@ def need(case: Case, layout: Layout) -> str:
     return "\n".join(
         (
             f"YOU NEED  {layout.num_gpus:,} x {setup.gpu}: {_replicas(layout)} of "
-            f"{_gpus(layout)} ({layout.parallelism}){spare}, {setup.formats}",
+            f"{_gpus(layout)} ({layout.parallelism.short}){spare}, {setup.formats}",
             f"cost      {_money(layout.cost_per_month)} a month; {_tokens_cost(demand, layout)}",
             f"expected  TTFT {_ms(expected.ttft_p50_s)} p50, {_ms(expected.ttft_p_s)} {percent}; {tpot}",
             f"replica   carries {_figures(layout.rate_per_replica)} requests/s within the targets and gets "
             f"{_figures(each)}; what stands against more is {BOUNDS[layout.bound]}",
             f"          {_figures(each * per.prompt_tokens)} prompt and {_figures(each * per.output_tokens)} output "
-            f"tokens/s, {expected.num_decodes * layout.parallelism.pipeline:.0f} sequences at once, "
+            f"tokens/s, {expected.num_decodes * layout.parallelism.pp:.0f} sequences at once, "
             f"{_percent(expected.utilisation)} of what its GPUs can do",
             f"memory    of a GPU: weights {_gib(layout.memory.weight_bytes)}, steps {_gib(layout.memory.step_bytes)}, "
             f"KV {_gib(layout.memory.kv_bytes)}",
@@ -93,7 +93,7 @@ def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:
         is_chosen = each.parallelism == chosen.parallelism
         rows.append(
             [
-                str(each.parallelism),
+                each.parallelism.short,
                 _gib(each.memory.weight_bytes),
                 f"{each.num_sequences:,}",
                 _ms(each.alone.ttft_p_s) if each.alone else "",
@@ -106,10 +106,10 @@ def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:
     fits = next((each for each in judged if each.alone), None)
     sane = SHOWN * chosen.cost_per_month  # a replica that holds one sequence keeps all targets, if you have many of it
     keeps = next((each for each in judged if each.cost_per_month < sane), None)
-    said = f"Smallest that fits: {fits.parallelism if fits else 'none'}. "
+    said = f"Smallest that fits: {fits.parallelism.short if fits else 'none'}. "
     if keeps:
-        said += f"Smallest that keeps the targets: {keeps.parallelism}, {_money(keeps.cost_per_month)} a month. "
-    return f"Parallelism on {chosen.setup.gpu}\n{table(rows)}\n{said}Chosen: {chosen.parallelism}."
+        said += f"Smallest that keeps the targets: {keeps.parallelism.short}, {_money(keeps.cost_per_month)} a month. "
+    return f"Parallelism on {chosen.setup.gpu}\n{table(rows)}\n{said}Chosen: {chosen.parallelism.short}."
 
 
 def formats_table(case: Case, found: Sequence[tuple[Formats, Layout | None]], gpu: str) -> str:
@@ -121,7 +121,7 @@ def formats_table(case: Case, found: Sequence[tuple[Formats, Layout | None]], gp
         plan = ["does not keep the targets", "", "", ""]
         if layout:
             plan = [
-                str(layout.parallelism),
+                layout.parallelism.short,
                 f"{layout.num_sequences:,}",
                 f"{layout.num_gpus:,}",
                 _money(layout.cost_per_month),
@@ -171,10 +171,15 @@ def assumptions(case: Case, layout: Layout) -> str:
         lines.append(
             f"{_percent(share)} of prompt tokens are in the cache of the replica that is asked; that saves no KV memory"
         )
-    if layout.parallelism.num_gpus > 1:
+    if layout.parallelism.num_ranks > 1:
+        latency = f"{gpu.link_latency_us:g} µs for each all-reduce"
         lines.append(
-            "penstock's engine has one GPU a replica today: TP and PP are another's, behind penstock's gateway"
+            f"ranks: two all-reduces a layer over {gpu.link_gb_s:g} GB/s, {latency} (assumed); nothing of it overlaps"
         )
+    if layout.parallelism.ep > 1:
+        lines.append("experts are chosen evenly: a rank whose experts are asked for more often is not waited for")
+    if layout.parallelism.pp > 1:
+        lines.append("a pipeline has as many micro-batches under way as stages, and no stage waits")
     if case.config.windows:
         lines.append("sliding windows are ignored: every layer keeps and reads the whole context (an upper bound)")
     return "Assumed\n" + "\n".join(f"  - {line}" for line in lines)
@@ -199,7 +204,7 @@ def _saving(outcome: Outcome, before: float) -> list[str]:
     saved = 1 - layout.cost_per_month / before
     return [
         f"{layout.num_gpus:,} x {layout.setup.gpu}",
-        f"{layout.num_replicas:,} {layout.parallelism}",
+        f"{layout.num_replicas:,} {layout.parallelism.short}",
         _money(layout.cost_per_month),
         f"{_percent(saved)}" if saved >= 0 else f"costs {_percent(-saved)} more",
         "; ".join(part for part in (IN_RETURN[change.price], change.note) if part),
@@ -248,7 +253,7 @@ def _replicas(layout: Layout) -> str:
 
 
 def _gpus(layout: Layout) -> str:
-    count = layout.parallelism.num_gpus
+    count = layout.parallelism.num_ranks
     return "one GPU" if count == 1 else f"{count} GPUs"
 
 

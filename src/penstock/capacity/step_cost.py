@@ -6,19 +6,21 @@
          + attention of prompts, computed        by pairs of tokens
          + context of decodes, read              from the KV cache
          + decodes x overhead                    what the host does for each sequence: schedule, sample, hand out
-         + all-reduces, hand-over between stages only on several GPUs
+         + communication                         only on several GPUs: see `communication_s`
 
 It knows no scheduler and no request: a step is four numbers. See docs/plan.md for how the constants were fitted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.capacity.formats import BYTES, Formats, compute_format
 from penstock.capacity.hardware import Gpu
 from penstock.capacity.model_bytes import ModelBytes, experts_read
+from penstock.capacity.rank_share import rank_config
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,11 @@ PENSTOCK = Constants(
 ENGINES = {"vllm": VLLM, "penstock": PENSTOCK}
 
 
-@dataclass(frozen=True)
-class Parallelism:
-    """How many GPUs one replica is spread over."""
-
-    tensor: int = 1  # every layer over so many: each reads its share of the weights; two all-reduces a layer
-    pipeline: int = 1  # so many stages, each with its share of the layers: room for weights, not speed for one token
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tensor * self.pipeline
-
-    def __str__(self) -> str:
-        return f"TP{self.tensor}" + (f" PP{self.pipeline}" if self.pipeline > 1 else "")
-
-
 class StepCost:
     """Coefficients are made once, so that a step costs a few multiplications.
 
-    With a pipeline a step is one micro-batch's way through all stages; as many others are under way in the meantime.
+    Of several ranks the largest one's part counts: the others wait for it. With a pipeline a step is one micro-batch's
+    way through all stages; as many others are under way in the meantime.
     """
 
     __slots__ = (
@@ -67,9 +55,11 @@ class StepCost:
         "head_token_s",
         "kv_token_s",
         "linear_token_s",
+        "logits_s",
         "pair_s",
         "read_s",
         "sequence_s",
+        "sync_s",
         "token_s",
     )
 
@@ -82,30 +72,23 @@ class StepCost:
         formats: Formats = Formats(),  # noqa: B008 (frozen)
         parallelism: Parallelism = Parallelism(),  # noqa: B008 (frozen)
     ) -> None:
-        model, tensor, stages = ModelBytes(config, formats), parallelism.tensor, parallelism.pipeline
+        rank = ModelBytes(rank_config(config, parallelism), formats)
+        # Experts that are shared out whole are as much work as experts that are cut, if each is chosen as often.
+        even = ModelBytes(rank_config(config, replace(parallelism, ep=1)), formats)
         bytes_per_s = gpu.bytes_per_s * constants.bandwidth_efficiency
         products = compute_format(formats.weights, formats.dtype, frozenset(gpu.tflops))
-        linear_flops_per_s = gpu.flops_per_s(products) * constants.flops_efficiency * tensor
-        other_flops_per_s = gpu.flops_per_s(formats.dtype) * constants.flops_efficiency * tensor
-        self.read_s = model.read_bytes / tensor / bytes_per_s
+        linear_flops_per_s = gpu.flops_per_s(products) * constants.flops_efficiency
+        other_flops_per_s = gpu.flops_per_s(formats.dtype) * constants.flops_efficiency
+        self.read_s = rank.read_bytes / bytes_per_s
         self.experts = config.experts
-        self.experts_s = model.expert_bytes / tensor / bytes_per_s  # of `read_s`, all experts' part
-        self.linear_token_s = model.linear_flops_per_token / linear_flops_per_s
-        self.head_token_s = model.head_flops_per_token / other_flops_per_s
-        self.pair_s = model.flops_per_pair / other_flops_per_s
-        # Heads of keys and values that are fewer than the GPUs are held more than once.
-        self.kv_token_s = model.kv_bytes_per_token / min(tensor, config.num_kv_heads) / bytes_per_s
-        self.sequence_s = constants.sequence_overhead_s
-        token_bytes = config.hidden_size * BYTES[formats.dtype]
-        reduce_bytes = 2 * (tensor - 1) / tensor * token_bytes * 2 * config.num_layers
-        link_per_s, network_per_s = (
-            each * 1e9 * constants.bandwidth_efficiency for each in (gpu.link_gb_s, gpu.network_gb_s)
-        )
-        self.token_s = reduce_bytes / link_per_s + (stages - 1) * token_bytes / tensor / network_per_s
-        num_reduces = 2 * config.num_layers if tensor > 1 else 0
-        self.fixed_s = (
-            config.num_layers * constants.layer_overhead_s + (num_reduces + stages - 1) * gpu.link_latency_us * 1e-6
-        )
+        self.experts_s = rank.expert_bytes / bytes_per_s  # of `read_s`, all experts' part
+        self.linear_token_s = even.linear_flops_per_token / linear_flops_per_s
+        self.head_token_s = even.head_flops_per_token / other_flops_per_s
+        self.pair_s = even.flops_per_pair / other_flops_per_s
+        self.kv_token_s = rank.kv_bytes_per_token / bytes_per_s
+        self.sync_s, self.token_s, self.logits_s = _communication(config, gpu, constants, formats, parallelism)
+        self.sequence_s = constants.sequence_overhead_s + self.logits_s
+        self.fixed_s = config.num_layers * constants.layer_overhead_s + self.sync_s
 
     def seconds(self, prefill_tokens: float, prefill_pairs: float, num_decodes: float, decode_context: float) -> float:
         """`prefill_pairs`: tokens of context that the prompts' tokens look at, all together (`model_bytes.pairs`).
@@ -125,3 +108,33 @@ class StepCost:
             + num_decodes * self.sequence_s
             + tokens * self.token_s
         )
+
+    def communication_s(self, prefill_tokens: float, num_decodes: float) -> float:
+        """The part of such a step in which ranks wait for each other's numbers."""
+        tokens = prefill_tokens + num_decodes
+        return self.sync_s + tokens * self.token_s + num_decodes * self.logits_s
+
+
+def _communication(
+    config: ModelConfig, gpu: Gpu, constants: Constants, formats: Formats, parallelism: Parallelism
+) -> tuple[float, float, float]:
+    """Seconds of any step, of each token in it, and of each whose logits are wanted.
+
+    Tensor parallel ranks sum twice a layer and once after the embedding (all-reduce), and bring their parts of the
+    logits together (all-gather). Stages hand each token's activations over: within a node by its links, else by the
+    network.
+    """
+    tp, stages, number_bytes = parallelism.tp, parallelism.pp, BYTES[formats.dtype]
+    link_per_s, network_per_s = (
+        each * 1e9 * constants.bandwidth_efficiency for each in (gpu.link_gb_s, gpu.network_gb_s)
+    )
+    num_sums = 2 * config.num_layers + 1 if tp > 1 else 0
+    num_gathers = 1 if tp > 1 else 0
+    is_one_node = parallelism.num_ranks <= gpu.per_node
+    stage_latency_us, stage_per_s = (
+        (gpu.link_latency_us, link_per_s) if is_one_node else (gpu.network_latency_us, network_per_s)
+    )
+    latency_us = (num_sums + num_gathers) * gpu.link_latency_us + (stages - 1) * stage_latency_us
+    token_bytes, others = config.hidden_size * number_bytes, (tp - 1) / tp
+    token_s = 2 * others * token_bytes * num_sums / link_per_s + (stages - 1) * token_bytes / tp / stage_per_s
+    return latency_us * 1e-6, token_s, others * config.vocab_size * number_bytes / link_per_s

@@ -40,6 +40,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--kv", default="bf16", metavar="FORMAT", help="of the KV cache: bf16, fp8 (default: bf16)")
     chosen.add_argument("--tp", type=int, metavar="N", help="GPUs that share every layer (default: the cheapest)")
     chosen.add_argument("--pp", type=int, metavar="N", help="stages of a pipeline (default: the cheapest)")
+    chosen.add_argument(
+        "--ep",
+        type=int,
+        metavar="N",
+        help="as --tp: GPUs among which whole experts are shared out (default: where they cannot be cut)",
+    )
     chosen.add_argument("--engine", choices=["vllm", "penstock"], default="vllm", help="whose speed (default: vllm)")
     chosen.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="in a batch (default: 256)")
     chosen.add_argument("--chunk-tokens", type=int, default=8192, metavar="N", help="in a step (default: 8192)")

@@ -13,13 +13,14 @@ from penstock.capacity.answer import Answer, Bill, answer
 from penstock.capacity.demand import Demand, Target
 from penstock.capacity.formats import Formats, kv_format, weight_format
 from penstock.capacity.hardware import Table, find_gpu, hardware
-from penstock.capacity.plan import HOURS_PER_MONTH, ONE_GPU, Case, Setup, layouts
+from penstock.capacity.plan import HOURS_PER_MONTH, PIPELINES, Case, Setup, layouts
 from penstock.capacity.shapes import SHAPES, shape_from_numbers
-from penstock.capacity.step_cost import Parallelism
+from penstock.capacity.splitting import splits_over, told_obstacle
 from penstock.cli.plan import money
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
 from penstock.workload.lengths import Lengths
 from penstock.workload.trace import BLOCK_TOKENS, Arrival, read_trace
 
@@ -101,8 +102,6 @@ def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
     current = read_current(arguments.current) if arguments.current else None
     if arguments.halve and current is None:
         raise ConfigError("what shall be halved? --current gpu=h100,bill=500000 says what runs today", param="halve")
-    if arguments.engine in ONE_GPU and (arguments.tp or arguments.pp):
-        raise ConfigError(f"a replica of {arguments.engine}'s engine has one GPU: no --tp, no --pp", param="engine")
     if current:
         if not arguments.halve and arguments.budget is None:
             raise ConfigError("what shall today's bill come down to? --halve, or --budget 250000", param="current")
@@ -114,7 +113,10 @@ def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
         find_gpu(table, name)
     formats = Formats(_weights(arguments.quant, config), kv_format(arguments.kv))
     first = gpus[0] if gpus else next(iter(table))
-    setup = Setup(first, formats, _parallelism(arguments.tp, arguments.pp, config, table, first))
+    wanted = Parallelism(tp=arguments.tp or 1, pp=arguments.pp or 1, ep=arguments.ep or 1)
+    is_given = arguments.tp is not None or arguments.pp is not None or arguments.ep is not None
+    checked = _checked(wanted, config, table, first, arguments.engine) if is_given else None
+    setup = Setup(first, formats, checked)
     bill = _bill(arguments, current, config, table) if current else None
     return answer(case, setup, gpus=gpus, budget=arguments.budget, bill=bill)
 
@@ -195,9 +197,9 @@ def _rate(
         raise ConfigError("the trace has no duration: say --rate", param="rate")
     if current is None:
         raise ConfigError("how many requests a second? --rate 100, --trace FILE, or --current", param="rate")
-    setup, num_gpus = _current_setup(current, config, table), _num_gpus(current, table)
+    setup, num_gpus = _current_setup(current, config, table, arguments.engine), _num_gpus(current, table)
     judged = layouts(_case(arguments, config, table, load, rate=1.0), setup)
-    carried = max((num_gpus // each.parallelism.num_gpus * each.rate_per_replica for each in judged), default=0.0)
+    carried = max((num_gpus // each.parallelism.num_ranks * each.rate_per_replica for each in judged), default=0.0)
     if not carried:
         raise ConfigError(
             f"{num_gpus:,} x {current.gpu} ({setup.formats}) do not carry a single request within the targets, by this "
@@ -226,15 +228,20 @@ def _bill(arguments: argparse.Namespace, current: Current, config: ModelConfig, 
     count, price = _num_gpus(current, table), table[current.gpu].price_per_hour
     cost = current.bill or count * price * HOURS_PER_MONTH
     goal = cost / 2 if arguments.halve else arguments.budget
-    return Bill("today", f"{count:,} x {current.gpu}", cost, goal, _current_setup(current, config, table))
+    return Bill(
+        "today", f"{count:,} x {current.gpu}", cost, goal, _current_setup(current, config, table, arguments.engine)
+    )
 
 
-def _current_setup(current: Current, config: ModelConfig, table: Table) -> Setup:
+def _current_setup(current: Current, config: ModelConfig, table: Table, engine: str) -> Setup:
     find_gpu(table, current.gpu)
     formats = Formats(_weights(current.quant, config), kv_format(current.kv))
     if not table[current.gpu].supports(formats):
         raise ConfigError(f"{current.gpu} has no fp8: say what quant and kv are today", param="current")
-    parallelism = _parallelism(current.tp, current.pp, config, table, current.gpu)
+    parallelism = None
+    if current.tp is not None or current.pp is not None:
+        wanted = Parallelism(tp=current.tp or 1, pp=current.pp or 1)
+        parallelism = _checked(wanted, config, table, current.gpu, engine)
     return Setup(current.gpu, formats, parallelism, current.uses_prefix_cache)
 
 
@@ -242,19 +249,29 @@ def _weights(name: str | None, config: ModelConfig) -> str:
     return weight_format(name) if name else config.quantization or "bfloat16"
 
 
-def _parallelism(
-    tensor: int | None, pipeline: int | None, config: ModelConfig, table: Table, gpu: str
-) -> Parallelism | None:
-    if tensor is None and pipeline is None:
-        return None
-    tensor, pipeline = tensor or 1, pipeline or 1
-    if tensor < 1 or config.num_heads % tensor:
-        raise ConfigError(f"{config.num_heads} heads cannot be split over --tp {tensor}", param="tp")
-    if tensor > find_gpu(table, gpu).per_node:
-        raise ConfigError(f"--tp {tensor} is more than the {table[gpu].per_node} GPUs of a node of {gpu}", param="tp")
-    if not 1 <= pipeline <= config.num_layers:
-        raise ConfigError(f"{config.num_layers} layers cannot be split into --pp {pipeline} stages", param="pp")
-    return Parallelism(tensor, pipeline)
+def _checked(wanted: Parallelism, config: ModelConfig, table: Table, gpu: str, engine: str) -> Parallelism:
+    """Parallelism that a user gave, if a replica of this engine can have it. Experts that cannot be cut are shared
+    out."""
+    tp, pp, ep = wanted.tp, wanted.pp, wanted.ep
+    if tp < 1:
+        raise ConfigError(f"--tp {tp} must be 1 at least", param="tp")
+    if not 1 <= pp <= config.num_layers:
+        raise ConfigError(f"{config.num_layers} layers cannot be split into --pp {pp} stages", param="pp")
+    if pp > 1 and engine not in PIPELINES:
+        raise ConfigError(f"a replica of {engine}'s engine is no pipeline: no --pp", param="pp")
+    if ep != 1 and (config.experts is None or ep != tp):
+        reason = "the model is no mixture of experts" if config.experts is None else f"it must be 1, or --tp {tp}"
+        raise ConfigError(f"--ep {ep}: {reason}", param="ep")
+    if engine == "penstock":
+        if ep == 1:
+            wanted = replace(splits_over(config, tp) or wanted, pp=pp)
+        if (obstacle := told_obstacle(config, wanted)) is not None:
+            raise ConfigError(obstacle, param="tp")
+    elif config.num_heads % tp:
+        raise ConfigError(f"{config.num_heads} heads cannot be split over --tp {tp}", param="tp")
+    if tp > find_gpu(table, gpu).per_node:
+        raise ConfigError(f"--tp {tp} is more than the {table[gpu].per_node} GPUs of a node of {gpu}", param="tp")
+    return wanted
 
 
 def _bill_of(text: str) -> float:

@@ -28,3 +28,19 @@ class DeviceReading(Struct, frozen=True, kw_only=True):
     ecc_corrected: int | None = None  # errors of its memory since its driver was loaded
     ecc_uncorrected: int | None = None
     has_bad_rows: bool = False  # memory that is broken and could not be replaced
+
+
+class VisibleGpu(Struct, frozen=True):
+    """One GPU that this process may use."""
+
+    name: str  # as its driver calls it
+    total_bytes: int
+    free_bytes: int
+    has_fp8: bool = True
+
+
+class VisibleGpus(Struct, frozen=True):
+    """GPUs that this process may use, in the order in which ranks take them."""
+
+    gpus: tuple[VisibleGpu, ...] = ()
+    num_nvlinked: int | None = None  # the first so many are all joined by NVLink, others by PCIe; None: nobody knows

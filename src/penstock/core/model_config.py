@@ -35,6 +35,14 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class StoredGroups:
+    """Inputs of a linear that share a scale in the model's files: a rank has whole groups, or none."""
+
+    size: int
+    is_ordered: bool = False  # inputs are stored in an order of importance (act-order), so they cannot be split at all
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     architecture: str  # the family's name, a key of `hub.families.FAMILY_FILES`
     vocab_size: int

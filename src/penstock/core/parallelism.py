@@ -27,6 +27,12 @@ class Parallelism:
         """The rank that chooses tokens: the first of the last stage."""
         return self.tp * (self.pp - 1)
 
+    @property
+    def short(self) -> str:
+        """As tables have it: TP2 PP2."""
+        others = {"PP": self.pp, "EP": self.ep}
+        return " ".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in others.items() if size > 1)])
+
     def __str__(self) -> str:
         named = {"tensor": self.tp, "pipeline": self.pp, "expert": self.ep}
         return ", ".join(f"{name} parallel {size}" for name, size in named.items() if size > 1) or "one rank"

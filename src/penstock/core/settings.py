@@ -73,7 +73,7 @@ class EngineSettings:
     ep: Count | None = setting(
         None,
         "expert parallel, of a mixture of experts: as tp, so that each rank has some of the experts whole; or 1, so "
-        "that it has a part of each; auto: 1",
+        "that it has a part of each; auto: 1, or as tp where experts cannot be cut",
     )
     rank_timeout_s: Seconds = setting(
         30.0, "how long a rank waits for another before the replica gives up and starts all of them anew"

@@ -15,11 +15,14 @@ from pathlib import Path
 from penstock import __version__
 from penstock.capacity.formats import Formats
 from penstock.capacity.model_bytes import ModelBytes
+from penstock.capacity.smallest import choose_parallelism, needs_of
+from penstock.core.devices import VisibleGpus
 from penstock.core.errors import PenstockError
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.settings import EngineSettings
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.hub.home import penstock_home
+from penstock.observe.gpu.topology import visible_gpus
 
 _GIB = 1 << 30
 _MIN_FILES, _ENOUGH_FILES = 1024, 8192  # a gateway has two for each stream
@@ -80,11 +83,27 @@ def device(settings: EngineSettings) -> Iterator[Finding]:
             free, total = torch.cuda.mem_get_info(index)
             what = f"{torch.cuda.get_device_name(index)}, {free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
             yield ok("device", f"cuda:{index} {what}; torch {torch.__version__}")
+        if torch.cuda.device_count() > 1:
+            yield from links(visible_gpus(torch.cuda))
         return
     if _has_driver() and settings.device == "auto":
         yield warn("device", "there is an NVIDIA driver, but torch sees no GPU", "install a CUDA build of torch")
     yield ok("device", f"cpu, {torch.get_num_threads()} threads; torch {torch.__version__}")
     yield from _compiler()
+
+
+def links(visible: VisibleGpus) -> Iterator[Finding]:
+    """What joins several GPUs: ranks of a model sum over it, twice a layer."""
+    count, joined = len(visible.gpus), visible.num_nvlinked
+    if joined is None:
+        yield ok("links", f"how the {count} GPUs are joined is not known here: pip install 'penstock[gpu]' tells")
+    elif joined == count:
+        yield ok("links", f"all {count} GPUs are joined by NVLink")
+    else:
+        some = (
+            f"the first {joined} GPUs are joined by NVLink" if joined > 1 else "no GPU is joined to the next by NVLink"
+        )
+        yield ok("links", f"{some}, the others of {count} by PCIe: more ranks wait longer for each other")
 
 
 def _compiler() -> Iterator[Finding]:
@@ -98,6 +117,8 @@ def _compiler() -> Iterator[Finding]:
 
 def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     """Its files, as they are on this machine, and whether it fits."""
+    from penstock.hub.encoder import EncoderCheckpoint
+    from penstock.hub.groups import stored_groups
     from penstock.hub.resolve import resolve
     from penstock.hub.sources import cached
 
@@ -114,8 +135,40 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     size = sum(file.stat().st_size for file in _files(found.path))
     config = checkpoint.config
     yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {found.path}")
+    visible = _visible(settings)
+    if not isinstance(checkpoint, EncoderCheckpoint) and (
+        len(visible.gpus) > 1 or (settings.tp or 1) * (settings.pp or 1) > 1
+    ):
+        yield from parallelism(config, settings, visible, stored_groups(checkpoint))
+        return
     kv = "bfloat16" if settings.kv_dtype == "auto" else settings.kv_dtype
     yield from _memory(size, ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token, settings)
+
+
+def parallelism(
+    config: ModelConfig, settings: EngineSettings, visible: VisibleGpus, groups: StoredGroups | None = None
+) -> Iterator[Finding]:
+    """Over how many ranks it would be served, as `penstock serve` would choose."""
+    try:
+        needs = needs_of(settings, config, has_fp8=all(gpu.has_fp8 for gpu in visible.gpus), groups=groups)
+        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)
+    except PenstockError as error:
+        yield fail("parallelism", error.message)
+        return
+    if choice.lines:
+        yield ok("parallelism", "; ".join(choice.lines))
+        return
+    assert choice.memory is not None, "there are GPUs, or several ranks"
+    room = f"{choice.memory.weight_bytes / _GIB:.1f} GiB of weights, then room for {choice.memory.kv_tokens:,} tokens"
+    yield ok("parallelism", f"one GPU is enough: {room} of KV cache")
+
+
+def _visible(settings: EngineSettings) -> VisibleGpus:
+    if settings.device == "cpu" or find_spec("torch") is None:
+        return VisibleGpus()
+    import torch
+
+    return visible_gpus(torch.cuda)
 
 
 def _parameters(config: ModelConfig) -> str:

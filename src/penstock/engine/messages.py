@@ -98,6 +98,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_loras: int = 0  # adapters that have room on the device; 0: it cannot run any
     speculation: str = "off"  # what it guesses tokens with, in words
     can_park: bool = False  # its device's memory can be given back
+    parallelism: tuple[str, ...] = ()  # of several ranks: how they share the model, in words, and why; (): there is one
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

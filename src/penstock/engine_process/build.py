@@ -22,6 +22,7 @@ from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
 from penstock.engine_process.guides import make_guides
+from penstock.engine_process.parallelism import with_parallelism
 from penstock.engine_process.phases import Phases
 from penstock.engine_process.speculation import draft_checkpoint, make_speculation
 from penstock.hub.checkpoint import Checkpoint
@@ -58,6 +59,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         source = checkpoint.tokenizer_source
     model = checkpoint.config if engine.load == "dummy" else settings.model
     draft = draft_checkpoint(checkpoint, source, engine)
+    engine, choice = with_parallelism(engine, checkpoint, draft)
     assembly = assemble_ranks(checkpoint, model, engine, phases, draft, on_lost)
     phases("engine", 0, 0)
     guides = make_guides(checkpoint.config, source)
@@ -116,6 +118,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         max_loras=slots.num_slots,
         speculation=speculates,
         can_park=assembly.memory is not None,
+        parallelism=choice.lines,
     )
     made = Engine(
         scheduler,

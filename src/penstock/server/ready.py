@@ -38,6 +38,8 @@ def ready_message(
     cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
     lines = {"replicas": f"{num_replicas} behind a gateway, each with:"} if num_replicas > 1 else {}
     lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}{weights}"
+    if info.parallelism:
+        lines["parallelism"] = "\n".join(info.parallelism).replace("\n", f"\n  {'':<15} ")
     if info.generates:
         lines |= {
             "KV cache": cache,

@@ -1,0 +1,225 @@
+"""The smallest parallelism that a model fits on, with the reason why it is not smaller: what `auto` comes to.
+
+Numbers in, a choice out: it knows the GPUs as figures, and asks no device. A model fits where its weights, its largest
+step and the keys and values of one whole context have room on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.capacity.formats import Formats
+from penstock.capacity.hardware import by_driver_name
+from penstock.capacity.memory import MEMORY_FRACTION, Memory, memory_in
+from penstock.capacity.model_bytes import ModelBytes
+from penstock.capacity.splitting import split_obstacle, splits_over, told_obstacle, what_works
+from penstock.capacity.step_cost import PENSTOCK, StepCost
+from penstock.core.context import longest_context
+from penstock.core.devices import VisibleGpus
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig, StoredGroups
+from penstock.core.parallelism import Parallelism
+from penstock.core.settings import EngineSettings
+
+DECODES, CONTEXT = 32, 1024  # sequences and tokens of each, in the step whose communication share is told
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A model, as one engine is to run it."""
+
+    config: ModelConfig
+    formats: Formats = Formats()  # noqa: RUF009 (frozen)
+    chunk_tokens: int = 8192
+    max_num_seqs: int = 256
+    max_model_len: int | None = None  # None: the model's context
+    memory_fraction: float | None = None  # None: 0.9
+    groups: StoredGroups | None = None
+    beside_bytes: int = 0  # on a rank, of what is not split: a model to draft with
+
+    @property
+    def context(self) -> int:
+        return self.max_model_len or self.config.context_length
+
+
+def needs_of(
+    settings: EngineSettings,
+    config: ModelConfig,
+    *,
+    has_fp8: bool = True,
+    groups: StoredGroups | None = None,
+    draft: ModelConfig | None = None,
+) -> Needs:
+    """A model as these settings have it served on GPUs. `draft`: a model to guess with, which is not split."""
+    defaults = Needs(config)
+    chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
+    beside_bytes = _lora_bytes(config, settings)
+    if draft is not None:
+        beside_bytes += ModelBytes(draft).stored_bytes
+    return Needs(
+        config,
+        _formats(settings, config, has_fp8=has_fp8),
+        chunk_tokens,
+        min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens),
+        longest_context(settings, config),
+        settings.memory_fraction,
+        groups,
+        beside_bytes,
+    )
+
+
+def _formats(settings: EngineSettings, config: ModelConfig, *, has_fp8: bool) -> Formats:
+    """Files in FP8 are widened where the GPU has none."""
+    dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
+    quant = config.quantization if settings.quant == "auto" else settings.quant
+    if quant == "none" or (quant == "fp8" and not has_fp8):
+        quant = None
+    return Formats(quant or dtype, dtype if settings.kv_dtype == "auto" else settings.kv_dtype, dtype)
+
+
+def _lora_bytes(config: ModelConfig, settings: EngineSettings) -> int:
+    """What is set aside for adapters, of all linears but experts, as if no rank had less than all of it."""
+    heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = 2 * (config.hidden_size + heads) + 2 * (config.hidden_size + keys)
+    mlp = 3 * (config.hidden_size + config.intermediate_size) if config.experts is None else 0
+    numbers = config.num_layers * (attention + mlp) * settings.max_lora_rank
+    return 2 * numbers * (settings.max_loras or 0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    parallelism: Parallelism
+    memory: Memory | None = None  # of the fullest rank; None: on no GPU
+    communication: float | None = (
+        None  # share of a step of 32 decodes; None: nobody has figures of this GPU, or one rank
+    )
+    link: str = ""  # what joins the GPUs, in words; "": there is one, or nobody knows
+    why: str = ""  # why it is not smaller; "": it is the smallest, or was asked for
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The choice in words, its reason below; none where there is one rank."""
+        if self.parallelism.num_ranks == 1:
+            return ()
+        said = str(self.parallelism)
+        if self.memory is not None:
+            said += f": {_gib(self.memory.weight_bytes)} of weights and {_gib(self.memory.kv_bytes)} of KV cache a rank"
+        if self.communication is not None:
+            over = f" over {self.link}" if self.link else ""
+            said += (
+                f"; communication{over}, predicted: {100 * self.communication:.0f} % of a step of {DECODES} sequences"
+            )
+        return (said, self.why) if self.why else (said,)
+
+
+def choose_parallelism(
+    needs: Needs, visible: VisibleGpus, *, tp: int | None = None, ep: int | None = None, pp: int = 1
+) -> Choice:
+    """What is None is open. A width that was asked for is taken as it is, if the shape can be split so."""
+    if tp is not None:
+        return _as_asked(needs, visible, tp, ep, pp)
+    if ep is not None and ep > 1:
+        return _as_asked(needs, visible, ep, ep, pp)  # experts are shared out among the ranks of tp
+    if len(visible.gpus) <= pp:
+        return _as_asked(needs, visible, 1, ep, pp)
+    return _smallest(needs, visible, ep, pp)
+
+
+def _as_asked(needs: Needs, visible: VisibleGpus, tp: int, ep: int | None, pp: int) -> Choice:
+    found = splits_over(needs.config, tp, ep, needs.groups)
+    parallelism = replace(found or Parallelism(tp=tp, ep=ep or 1), pp=pp)
+    if (obstacle := told_obstacle(needs.config, parallelism, needs.groups)) is not None:
+        raise ConfigError(obstacle, param="tp" if pp <= needs.config.num_layers else "pp")
+    return _judged(needs, visible, parallelism)
+
+
+def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int) -> Choice:
+    refused: dict[str, list[int]] = {}  # numbers of ranks by what is said against them
+    fitting: list[Choice] = []  # weights and a step fit, a whole context does not
+    for tp in range(1, len(visible.gpus) // pp + 1):
+        found = splits_over(needs.config, tp, ep, needs.groups)
+        if found is None:
+            obstacle = split_obstacle(needs.config, Parallelism(tp=tp, ep=ep or 1), needs.groups)
+            assert obstacle is not None
+            refused.setdefault(f"{obstacle.what} cannot be split so", []).append(tp)
+            continue
+        choice = _judged(needs, visible, replace(found, pp=pp))
+        memory = choice.memory
+        assert memory is not None
+        if memory.kv_tokens >= needs.context:
+            return replace(choice, why=f"not fewer: {_told(refused)}" if refused else "")
+        if memory.kv_tokens:
+            fitting.append(choice)
+            refused.setdefault(f"room for {memory.kv_tokens:,} tokens, and a context is {needs.context:,}", []).append(
+                tp
+            )
+        else:
+            room_bytes = _room_bytes(needs, visible, tp * pp)
+            taken = f"{_gib(memory.weight_bytes)} of weights and {_gib(memory.step_bytes)} for a step"
+            refused.setdefault(f"{taken}, and {_gib(room_bytes)} may be used", []).append(tp)
+    if not fitting:
+        raise ConfigError(_nothing_fits(needs, visible, refused), param="tp")
+    most = max(fitting, key=lambda each: each.memory.kv_tokens if each.memory else 0)
+    return replace(most, why=f"no number of ranks has room for a whole context: {_told(refused)}")
+
+
+def _judged(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Choice:
+    num_ranks = parallelism.num_ranks
+    if not visible.gpus:
+        return Choice(parallelism)
+    memory = memory_in(
+        _room_bytes(needs, visible, num_ranks),
+        needs.config,
+        formats=needs.formats,
+        parallelism=parallelism,
+        chunk_tokens=needs.chunk_tokens,
+        max_num_seqs=needs.max_num_seqs,
+    )
+    if num_ranks == 1:
+        return Choice(parallelism, memory)
+    share, link = _communication(needs, visible, parallelism)
+    return Choice(parallelism, memory, share, link)
+
+
+def _room_bytes(needs: Needs, visible: VisibleGpus, num_ranks: int) -> int:
+    """Of the fullest GPU: a share of all of it, if nobody else uses that."""
+    fraction = needs.memory_fraction or MEMORY_FRACTION
+    rooms = [min(int(fraction * gpu.total_bytes), gpu.free_bytes) for gpu in visible.gpus[:num_ranks]]
+    ranks_on_each = -(-num_ranks // len(rooms))  # one, but in tests
+    return max(0, min(rooms) // ranks_on_each - needs.beside_bytes)
+
+
+def _communication(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> tuple[float | None, str]:
+    """The share of a decode step, and by what way."""
+    if parallelism.num_ranks > len(visible.gpus):
+        return None, ""  # some share a GPU
+    gpu, joined = by_driver_name(visible.gpus[0].name), visible.num_nvlinked
+    link = "" if joined is None else "NVLink" if joined >= parallelism.num_ranks else "PCIe"
+    if gpu is None:
+        return None, link
+    cost = StepCost(
+        needs.config,
+        gpu.over_pcie() if link == "PCIe" else gpu,
+        PENSTOCK,
+        formats=needs.formats,
+        parallelism=parallelism,
+    )
+    return cost.communication_s(0, DECODES) / cost.seconds(0, 0, DECODES, DECODES * CONTEXT), link
+
+
+def _told(refused: dict[str, list[int]]) -> str:
+    return "; ".join(f"TP{', TP'.join(map(str, widths))}: {reason}" for reason, widths in refused.items())
+
+
+def _nothing_fits(needs: Needs, visible: VisibleGpus, refused: dict[str, list[int]]) -> str:
+    stored = _gib(ModelBytes(needs.config, needs.formats).stored_bytes)
+    return (
+        f"the model, {stored} of weights in {needs.formats}, does not fit on the {len(visible.gpus)} GPUs here: "
+        f"{_told(refused)}. {what_works(needs.config, needs.groups)}. Use more or larger GPUs, or smaller weights "
+        "(quant); to try all the same, set tp"
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.3g} GiB"

@@ -1,0 +1,109 @@
+"""Which numbers of ranks a model can be split over, told before anything is loaded. The rules are those by which
+`model.shard` cuts and `hub.stored` keeps groups whole; here they need the shape alone, and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.core.model_config import ModelConfig, StoredGroups
+from penstock.core.parallelism import Parallelism
+
+MAX_RANKS = 16  # up to here, what would work instead is looked for
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A dimension that cannot be shared out among so many ranks."""
+
+    what: str
+    among: str  # ranks, or stages, and how many
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be split {self.among}" + (f": {self.why}" if self.why else "")
+
+
+def split_obstacle(
+    config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None
+) -> Obstacle | None:
+    """The first dimension that stands in the way; None: there is none."""
+    return next(_obstacles(config, parallelism, groups), None)
+
+
+def told_obstacle(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None = None) -> str | None:
+    """The same in words, with the numbers of ranks that would work; None: nothing stands in the way."""
+    obstacle = split_obstacle(config, parallelism, groups)
+    if obstacle is None:
+        return None
+    return str(obstacle) if parallelism.pp > config.num_layers else f"{obstacle}. {what_works(config, groups)}"
+
+
+def what_works(config: ModelConfig, groups: StoredGroups | None = None) -> str:
+    works = [tp for tp in range(2, MAX_RANKS + 1) if splits_over(config, tp, None, groups) is not None]
+    if not works:
+        return "No number of ranks divides it: it needs one device"
+    return f"Numbers of ranks that work: 1, {', '.join(map(str, works))}"
+
+
+def splits_over(
+    config: ModelConfig, tp: int, ep: int | None = None, groups: StoredGroups | None = None
+) -> Parallelism | None:
+    """A model over `tp` ranks, if it can be. With `ep` open, experts are cut where they can be, so that each rank has
+    the same work whichever experts are chosen; else whole ones are shared out."""
+    if ep is not None:
+        tried = [Parallelism(tp=tp, ep=ep)]
+    else:
+        tried = [Parallelism(tp=tp), *([Parallelism(tp=tp, ep=tp)] if config.experts is not None and tp > 1 else [])]
+    return next((each for each in tried if split_obstacle(config, each, groups) is None), None)
+
+
+def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None) -> Iterator[Obstacle]:
+    tp, pp = parallelism.tp, parallelism.pp
+    if pp > config.num_layers:
+        yield Obstacle(f"{config.num_layers} layers", f"into {pp} stages")
+    if tp == 1:
+        return
+    heads, kv_heads, among = config.num_heads, config.num_kv_heads, f"over {tp} ranks"
+    if tp > kv_heads and tp % kv_heads:
+        yield Obstacle(f"{kv_heads} heads of keys and values", among, "ranks must be fewer, or a multiple of them")
+    elif tp > kv_heads and heads % tp:
+        yield Obstacle(f"{heads} query heads", among)
+    if groups is not None and groups.is_ordered:
+        yield Obstacle("inputs that are stored in an order of their own (act-order)", among)
+        return
+    if groups is not None and _cuts_groups(config, tp, groups.size):
+        yield Obstacle(f"{heads} query heads", among, f"groups of {groups.size} inputs would be cut")
+    for name, size in _widths(config, parallelism):
+        if size % tp:
+            yield Obstacle(f"{name} of {size:,}", among)
+        elif groups is not None and size // tp % groups.size:
+            why = f"{size // tp:,} for each, and groups of {groups.size} inputs would be cut"
+            yield Obstacle(f"{name} of {size:,}", among, why)
+    experts = config.experts
+    if experts is not None and parallelism.ep > experts.count:
+        yield Obstacle(f"{experts.count} experts", among)
+
+
+def _widths(config: ModelConfig, parallelism: Parallelism) -> Iterator[tuple[str, int]]:
+    """Sizes of MLPs that every rank has a part of, named."""
+    experts = config.experts
+    if experts is None or any(not config.has_experts(layer) for layer in range(config.num_layers)):
+        yield "the MLP's intermediate size", config.intermediate_size
+    if experts is not None and parallelism.ep == 1:
+        yield "the experts' intermediate size", experts.intermediate_size
+    if experts is not None and experts.shared_intermediate_size:
+        yield "the shared expert's intermediate size", experts.shared_intermediate_size
+
+
+def _cuts_groups(config: ModelConfig, tp: int, group: int) -> bool:
+    """Whether ranks would share a group of inputs of the attention's output projection: they have whole heads."""
+    kv_heads, each = config.num_kv_heads, config.num_heads // config.num_kv_heads
+    if kv_heads > tp:  # the last ranks have one more
+        few, more = divmod(kv_heads, tp)
+        first = [rank * few + max(0, rank - (tp - more)) for rank in range(1, tp)]
+        cuts = [head * each * config.head_dim for head in first]
+    else:
+        cuts = [rank * (config.num_heads // tp) * config.head_dim for rank in range(1, tp)]
+    return any(cut % group for cut in cuts)

@@ -1,0 +1,43 @@
+"""Parallelism that an engine is started with: what its settings say, and for auto what `capacity` finds that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.capacity.smallest import Choice, choose_parallelism, needs_of
+from penstock.core.devices import VisibleGpus
+from penstock.core.parallelism import Parallelism
+from penstock.core.settings import EngineSettings
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.groups import stored_groups
+from penstock.observe.gpu.topology import visible_gpus
+
+
+def with_parallelism(
+    settings: EngineSettings, checkpoint: Checkpoint, draft: Checkpoint | None = None
+) -> tuple[EngineSettings, Choice]:
+    """Settings in which `tp` and `ep` say what was chosen. Where there is one rank they are left as they are."""
+    import torch
+
+    visible = VisibleGpus()
+    if settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        visible = visible_gpus(torch.cuda)
+    if not visible.gpus and all(asked in (None, 1) for asked in (settings.tp, settings.pp, settings.ep)):
+        return settings, Choice(Parallelism())
+    choice = choose_for(settings, checkpoint, visible, draft)
+    if choice.parallelism.num_ranks == 1:
+        return settings, choice
+    return replace(settings, tp=choice.parallelism.tp, ep=choice.parallelism.ep), choice
+
+
+def choose_for(
+    settings: EngineSettings, checkpoint: Checkpoint, visible: VisibleGpus, draft: Checkpoint | None = None
+) -> Choice:
+    needs = needs_of(
+        settings,
+        checkpoint.config,
+        has_fp8=all(gpu.has_fp8 for gpu in visible.gpus),
+        groups=stored_groups(checkpoint) if settings.load != "dummy" else None,
+        draft=draft.config if draft is not None else None,
+    )
+    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)

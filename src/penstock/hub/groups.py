@@ -1,0 +1,19 @@
+"""How many inputs of a linear share a scale in a checkpoint's files: what a rank's part must be whole in."""
+
+from __future__ import annotations
+
+from penstock.core.model_config import StoredGroups
+from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.stored import GroupedTensor
+
+_LOOKED_AT = "model.layers.0.self_attn.o_proj.weight"  # split by its inputs, and smaller than the others that are
+
+
+def stored_groups(checkpoint: Checkpoint) -> StoredGroups | None:
+    """Of the first layer; the others of a file are like it. None: its weights are not grouped."""
+    if checkpoint.config.quantization not in ("int4", "int8") or _LOOKED_AT not in checkpoint.tensor_names():
+        return None
+    found = checkpoint.stored(_LOOKED_AT)
+    if not isinstance(found, GroupedTensor):
+        return None
+    return StoredGroups(found.shape[1] // found.scales.values.shape[1], is_ordered=found.order is not None)

@@ -1,0 +1,173 @@
+"""What `auto` comes to, on machines that are figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.capacity.formats import Formats
+from penstock.capacity.memory import Memory, memory_in
+from penstock.capacity.shapes import SHAPES
+from penstock.capacity.smallest import Choice, Needs, choose_parallelism
+from penstock.capacity.splitting import split_obstacle, splits_over
+from penstock.core.devices import VisibleGpu, VisibleGpus
+from penstock.core.errors import ConfigError
+from penstock.core.model_config import ModelConfig, StoredGroups
+from penstock.core.parallelism import Parallelism
+from tests.examples import examples
+
+GIB = 1 << 30
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+THREE_KEYS = replace(SHAPES["llama8b"], num_heads=24, num_kv_heads=3, intermediate_size=12_288)
+
+
+def machine(count: int, gib: float = 79.6, name: str = H100, *, nvlinked: int | None = 8) -> VisibleGpus:
+    return VisibleGpus((VisibleGpu(name, int(gib * GIB), int(gib * GIB) - GIB // 2),) * count, nvlinked)
+
+
+def chosen(config: ModelConfig, visible: VisibleGpus, **wanted: int | None) -> Choice:
+    return choose_parallelism(Needs(config), visible, **wanted)  # type: ignore[arg-type]
+
+
+def test_seventy_billion_in_16_bits_on_eight_gpus_of_80_gb_takes_four_and_says_why() -> None:
+    choice = chosen(SHAPES["llama70b"], machine(8))
+    assert choice.parallelism == Parallelism(tp=4)
+    assert choice.memory is not None
+    assert choice.memory.weight_bytes / GIB == pytest.approx(131.4 / 4, abs=0.1)
+    first, why = choice.lines
+    assert re.fullmatch(
+        "tensor parallel 4: 32.9 GiB of weights and 36 GiB of KV cache a rank; communication over NVLink, predicted: "
+        r"\d+ % of a step of 32 sequences",
+        first,
+    )
+    assert why.startswith("not fewer: TP1: 131 GiB of weights and 3.62 GiB for a step, and 71.6 GiB may be used; ")
+    assert "TP2: room for 18,800 tokens, and a context is 131,072; " in why
+    assert why.endswith("TP3: the MLP's intermediate size of 28,672 cannot be split so")
+
+
+def test_shorter_contexts_and_smaller_numbers_need_fewer() -> None:
+    needs = Needs(SHAPES["llama70b"])
+    assert choose_parallelism(replace(needs, max_model_len=8192), machine(8)).parallelism.tp == 2
+    assert choose_parallelism(replace(needs, formats=Formats("fp8", "fp8")), machine(8)).parallelism.tp == 2
+    assert choose_parallelism(replace(needs, memory_fraction=0.4), machine(8)).parallelism.tp == 8
+    assert choose_parallelism(replace(needs, beside_bytes=40 * GIB), machine(8)).parallelism.tp == 8
+
+
+@pytest.mark.parametrize("visible", [machine(1), machine(8), VisibleGpus()])
+def test_what_fits_on_one_device_stays_there_and_nothing_is_said(visible: VisibleGpus) -> None:
+    choice = chosen(SHAPES["llama8b"], visible)
+    assert choice.parallelism == Parallelism()
+    assert choice.lines == ()
+
+
+@pytest.mark.parametrize("visible", [machine(1), VisibleGpus()])
+def test_one_gpu_or_none_is_one_rank_however_large_the_model(visible: VisibleGpus) -> None:
+    assert chosen(SHAPES["llama405b"], visible).parallelism == Parallelism()
+
+
+def test_heads_of_three_keys_go_to_two_ranks_unevenly() -> None:
+    choice = chosen(THREE_KEYS, machine(4, 22.5, L4, nvlinked=1))
+    assert choice.parallelism == Parallelism(tp=2)
+    assert chosen(THREE_KEYS, machine(8, 7.0, L4)).parallelism == Parallelism(tp=6), "4 and 5 are no multiples of three"
+
+
+def test_a_mixture_has_its_experts_cut_unless_that_would_cut_groups() -> None:
+    assert chosen(SHAPES["mixtral-8x7b"], machine(8)).parallelism == Parallelism(tp=2)
+    needs = Needs(SHAPES["qwen3-30b-a3b"], Formats("int4"), groups=StoredGroups(512))
+    assert choose_parallelism(needs, machine(2, 17.0)).parallelism == Parallelism(tp=2, ep=2)
+    assert chosen(SHAPES["mixtral-8x7b"], machine(8), ep=4).parallelism == Parallelism(tp=4, ep=4)
+
+
+def test_a_shape_that_nothing_divides_is_refused_by_its_dimension() -> None:
+    prime = replace(SHAPES["llama70b"], intermediate_size=28_657)
+    with pytest.raises(
+        ConfigError, match=r"TP2, TP3, TP4.*: the MLP's intermediate size of 28,657.*it needs one device"
+    ):
+        chosen(prime, machine(8))
+    with pytest.raises(
+        ConfigError, match=r"intermediate size of 28,657 cannot be split over 2 ranks.*one device"
+    ) as told:
+        chosen(prime, machine(8), tp=2)
+    assert told.value.param == "tp"
+
+
+def test_a_model_too_large_for_the_machine_is_refused_with_what_it_would_take() -> None:
+    with pytest.raises(ConfigError, match=r"756 GiB.*8 GPUs here: TP1.*TP8: 94.5 GiB.*work: 1, 2, 4, 8, 16.*set tp"):
+        chosen(SHAPES["llama405b"], machine(8))
+    assert chosen(SHAPES["llama405b"], machine(8), tp=8).parallelism == Parallelism(tp=8), "it was asked for"
+
+
+def test_where_no_whole_context_fits_the_most_room_is_taken() -> None:
+    choice = chosen(SHAPES["llama70b"], machine(2))
+    assert choice.parallelism == Parallelism(tp=2)
+    assert choice.why.startswith("no number of ranks has room for a whole context: TP1: ")
+
+
+def test_links_that_are_slower_take_a_larger_share_and_unknown_gpus_none() -> None:
+    config = SHAPES["llama70b"]
+    joined, apart, unknown = (chosen(config, machine(4, nvlinked=count)) for count in (4, 2, None))
+    assert (joined.link, apart.link, unknown.link) == ("NVLink", "PCIe", "")
+    assert joined.communication is not None
+    assert apart.communication is not None
+    assert 0.05 < joined.communication == unknown.communication < apart.communication < 1
+    strange = chosen(config, machine(4, name="NVIDIA Something"))
+    assert strange.communication is None
+    assert strange.lines[0].endswith("KV cache a rank")
+
+
+def test_ranks_on_a_cpu_are_named_without_figures_of_a_gpu() -> None:
+    assert chosen(SHAPES["llama8b"], VisibleGpus(), tp=2).lines == ("tensor parallel 2",)
+
+
+def room(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Memory:
+    used = [min(int(0.9 * gpu.total_bytes), gpu.free_bytes) for gpu in visible.gpus[: parallelism.num_ranks]]
+    return memory_in(min(used), needs.config, formats=needs.formats, parallelism=parallelism)
+
+
+gpus = st.builds(
+    lambda total, free: VisibleGpu(H100, int(total * GIB), int(total * free * GIB)),
+    st.floats(6, 200),
+    st.floats(0.3, 1),
+)
+machines = st.lists(gpus, min_size=2, max_size=8).map(lambda each: VisibleGpus(tuple(each), 2))
+odd = st.builds(
+    lambda config, keys, each, ffn: replace(
+        config, num_kv_heads=keys, num_heads=keys * each, intermediate_size=ffn * 128
+    ),
+    st.sampled_from([SHAPES["llama8b"], SHAPES["llama70b"], SHAPES["mixtral-8x7b"]]),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.integers(60, 240),
+)
+needed = st.builds(
+    Needs,
+    st.sampled_from(list(SHAPES.values())) | odd,
+    st.builds(Formats, st.sampled_from(["bfloat16", "fp8", "int4"])),
+    groups=st.none() | st.just(StoredGroups(128)),
+)
+
+
+@settings(max_examples=examples(60))
+@given(needs=needed, visible=machines)
+def test_a_choice_fits_and_is_the_smallest_and_a_refusal_means_that_nothing_does(
+    needs: Needs, visible: VisibleGpus
+) -> None:
+    widths = [splits_over(needs.config, tp, None, needs.groups) for tp in range(1, len(visible.gpus) + 1)]
+    rooms = {each: room(needs, visible, each).kv_tokens for each in widths if each is not None}
+    if not any(rooms.values()):
+        with pytest.raises(ConfigError, match=r"(of weights|cannot be split so)"):
+            choose_parallelism(needs, visible)
+        return
+    choice = choose_parallelism(needs, visible)
+    assert split_obstacle(needs.config, choice.parallelism, needs.groups) is None
+    assert choice.parallelism.num_ranks <= len(visible.gpus)
+    assert choice.memory is not None
+    assert choice.memory.kv_tokens == rooms[choice.parallelism] > 0
+    smaller = [kv_tokens for each, kv_tokens in rooms.items() if each.num_ranks < choice.parallelism.num_ranks]
+    assert all(kv_tokens < needs.context for kv_tokens in smaller)
+    if choice.memory.kv_tokens < needs.context:
+        assert choice.memory.kv_tokens == max(rooms.values())

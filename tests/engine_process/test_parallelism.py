@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.capacity.smallest import needs_of
+from penstock.core.devices import VisibleGpu, VisibleGpus
+from penstock.core.errors import ConfigError
+from penstock.core.settings import EngineSettings
+from penstock.engine_process.parallelism import choose_for, with_parallelism
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.runner.limits import resolve_limits
+from tests.model.family_configs import CONFIGS, SHAPE
+
+CPU = EngineSettings(device="cpu", load="dummy")
+FOUR = VisibleGpus((VisibleGpu("NVIDIA H200", 140 << 30, 139 << 30),) * 4, 4)
+
+
+def test_a_cpu_has_one_rank_unless_more_are_asked_for() -> None:
+    settings, choice = with_parallelism(CPU, RandomCheckpoint(SHAPE))
+    assert (settings, choice.lines) == (CPU, ())
+    settings, choice = with_parallelism(replace(CPU, tp=2), RandomCheckpoint(SHAPE))
+    assert (settings.tp, settings.ep, choice.lines) == (2, 1, ("tensor parallel 2",))
+
+
+def test_stages_are_named_and_more_than_layers_are_refused() -> None:
+    settings, choice = with_parallelism(replace(CPU, pp=2), RandomCheckpoint(SHAPE))
+    assert (settings.tp, settings.pp, choice.lines) == (1, 2, ("pipeline parallel 2",))
+    with pytest.raises(ConfigError, match=r"^2 layers cannot be split into 3 stages$"):
+        with_parallelism(replace(CPU, pp=3), RandomCheckpoint(SHAPE))
+
+
+def test_experts_that_are_shared_out_say_over_how_many_ranks() -> None:
+    settings, choice = with_parallelism(replace(CPU, ep=2), RandomCheckpoint(CONFIGS["mixtral"]))
+    assert (settings.tp, settings.ep) == (2, 2)
+    assert choice.lines == ("tensor parallel 2, expert parallel 2",)
+
+
+def test_ranks_that_cannot_share_the_shape_are_refused_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match=r"intermediate size of 250 cannot be split over 4 ranks.*work: 1, 2"):
+        with_parallelism(replace(CPU, tp=4), RandomCheckpoint(replace(SHAPE, num_kv_heads=4, intermediate_size=250)))
+
+
+def test_a_model_to_draft_with_and_adapters_take_room_from_every_rank() -> None:
+    large = replace(SHAPE, hidden_size=8192, intermediate_size=28_672, num_layers=80, num_heads=64, num_kv_heads=8)
+    target = RandomCheckpoint(replace(large, head_dim=128))
+    draft = RandomCheckpoint(replace(large, head_dim=128, num_layers=50))
+    gpu = EngineSettings(load="dummy")
+    assert choose_for(gpu, target, FOUR).parallelism.tp == 2
+    assert choose_for(gpu, target, FOUR, draft=draft).parallelism.tp == 4
+    assert choose_for(replace(gpu, max_loras=40), target, FOUR).parallelism.tp == 4
+
+
+def test_files_in_fp8_are_widened_where_a_gpu_has_none() -> None:
+    config = replace(SHAPE, quantization="fp8")
+    assert needs_of(EngineSettings(), config).formats.weights == "fp8"
+    assert needs_of(EngineSettings(), config, has_fp8=False).formats.weights == "bfloat16"
+    assert needs_of(EngineSettings(quant="none", kv_dtype="fp8"), config).formats.kv == "fp8"
+    assert needs_of(EngineSettings(quant="int4"), config).formats.weights == "int4"
+
+
+@pytest.mark.parametrize("settings", [EngineSettings(), EngineSettings(chunk_tokens=64, max_model_len=100)])
+def test_what_a_step_may_have_is_what_the_runner_gives_it_on_a_gpu(settings: EngineSettings) -> None:
+    needs, limits = needs_of(settings, SHAPE), resolve_limits(SHAPE, settings, "cuda")
+    assert (needs.chunk_tokens, needs.max_num_seqs) == (limits.chunk_tokens, limits.max_num_seqs)
+    assert needs.max_model_len == limits.max_model_len
