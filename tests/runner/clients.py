@@ -120,13 +120,15 @@ def serve(
         )
     budget = StepBudget(assembly.limits.chunk_tokens, target_s=None, floor=assembly.limits.block_size)
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
-    num_stages = assembly.parallelism.pp
     scheduler = Scheduler(
-        cache, budget, max_num_seqs=assembly.limits.max_num_seqs, adapters=slots, num_batches=num_stages
+        cache,
+        budget,
+        max_num_seqs=assembly.limits.max_num_seqs,
+        adapters=slots,
+        num_batches=assembly.parallelism.pp,
     )
     speculation = speculate(cache) if speculate is not None else None
-    max_in_flight = num_stages if num_stages > 1 else None
-    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation, max_in_flight=max_in_flight)
+    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation)
     EngineLoop(engine, clients, TickingClock()).run()
     assert not clients.open
     assert not scheduler.has_work

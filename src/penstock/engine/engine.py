@@ -81,13 +81,10 @@ class Engine:
         embeddings: EmbedQueue | None = None,
         lora: LoraManager | None = None,
         memory: DeviceMemory | None = None,
-        max_in_flight: int | None = None,
         model: str = "",
     ) -> None:
         """`work` splits a step's time over its sequences. Requests for what is None are refused; without `memory` that
-        can be given back the engine cannot be parked. `max_in_flight`: steps that are launched before the first of them
-        is read; None: two on a device that overlaps, else one. `model` marks messages where several engines share a
-        process."""
+        can be given back the engine cannot be parked. `model` marks messages where several engines share a process."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
@@ -97,7 +94,7 @@ class Engine:
         self.wants_park = False  # as soon as it is idle
         self.outbox: list[FromEngine] = []  # taken by whoever drives the engine
         self.in_flight: deque[Step] = deque()  # the oldest first
-        self.max_in_flight = max_in_flight or (2 if runner.overlaps else 1)
+        self.max_in_flight = max(scheduler.num_batches, 2 if runner.overlaps else 1)  # before the first is read
         self.last_commit_s = 0.0
         self.failed_steps = 0  # in a row
         self._model = model

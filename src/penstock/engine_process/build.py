@@ -76,14 +76,13 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     speculation, speculates = make_speculation(engine, assembly, cache)
     phases.close()
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
-    num_stages = assembly.parallelism.pp
     scheduler = Scheduler(
         cache,
         budget,
         max_num_seqs=assembly.limits.max_num_seqs,
         patience_s=settings.slo.patience_s,
         adapters=slots,
-        num_batches=num_stages,
+        num_batches=assembly.parallelism.pp,
     )
     kv_token_bytes = assembly.size.kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
     peaks = peaks_of(assembly.device.driver_name)
@@ -129,7 +128,6 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         embeddings=EmbedQueue(assembly.embedder),
         lora=_lora(assembly, slots, engine),
         memory=assembly.memory,
-        max_in_flight=num_stages if num_stages > 1 else None,
     )
     return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 

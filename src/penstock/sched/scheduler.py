@@ -42,7 +42,7 @@ class Scheduler:
         num_batches: int = 1,
     ) -> None:
         """`num_batches`: steps in flight that have no sequence in common, as many as a pipeline has stages."""
-        self._num_batches = num_batches
+        self.num_batches = num_batches
         self.cache = cache
         self.budget = budget
         self.counters = SchedulerCounters()
@@ -127,7 +127,7 @@ class Scheduler:
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
         decodes = [s for s in self._running if s.num_wanted == 1 and not s.must_wait]
         prefills = [s for s in self._running if s.num_wanted > 1 and not s.must_wait]
-        if self._num_batches > 1:
+        if self.num_batches > 1:
             decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
         for sequence in decodes:  # they always go: prefill never blocks them
@@ -150,7 +150,7 @@ class Scheduler:
 
     def _batch(self, decodes: list[Sequence]) -> list[Sequence]:
         """This step's part of those who decode: others' tokens are in flight, or go with the next step."""
-        most = -(-len(decodes) // self._num_batches)
+        most = -(-len(decodes) // self.num_batches)
         return [s for s in decodes if not s.num_in_flight][:most]
 
     def _is_overdue(self, now: float) -> bool:
