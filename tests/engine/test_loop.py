@@ -46,6 +46,29 @@ def test_an_aborted_request_is_in_no_step_but_the_one_that_runs(overlaps: bool) 
     assert all(report.events == [] for report in box.reports[5:]), "nothing is heard of it any more"
 
 
+class TickingClock:
+    """A second for every look."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now(self) -> float:
+        self._now_s += 1.0
+        return self._now_s
+
+
+def test_a_request_pays_for_every_device_that_works_on_its_steps() -> None:
+    def paid(num_devices: int) -> float:
+        box = Scripted({0: [Submit(Request("a", [1, 2, 3], max_tokens=5))]})
+        scheduler = Scheduler(KVCache(128, 4), StepBudget(64, target_s=None, floor=4), max_num_seqs=4)
+        engine = Engine(scheduler, FakeRunner(128, 4), num_devices=num_devices)
+        EngineLoop(engine, box, TickingClock()).run()
+        return sum(charge.device_s for report in box.reports for charge in report.charges)
+
+    assert paid(1) > 0
+    assert paid(4) == 4 * paid(1)
+
+
 class Shared(Scripted):
     """The mailbox of a process with several engines."""
 

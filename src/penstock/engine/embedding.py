@@ -56,8 +56,9 @@ class EmbedBatch(NamedTuple):
 
 
 class EmbedQueue:
-    def __init__(self, embedder: Embedder | None) -> None:
-        """Without an embedder everything is refused."""
+    def __init__(self, embedder: Embedder | None, *, num_devices: int = 1) -> None:
+        """Without an embedder everything is refused. `num_devices`: those that work on every batch."""
+        self._num_devices = num_devices
         self._embedder = embedder
         self._waiting: deque[_Waiting] = deque()
         self.num_tokens = 0  # that wait
@@ -97,7 +98,8 @@ class EmbedQueue:
         for one, part in batch:
             one.parts += found[: len(part)]
             del found[: len(part)]
-            one.device_s += device_s * sum(len(one.message.texts[i]) for i in part) / num_tokens
+            share = sum(len(one.message.texts[i]) for i in part) / num_tokens
+            one.device_s += device_s * self._num_devices * share
         done = [one for one, _ in batch if len(one.parts) == len(one.message.texts)]
         for one in done:
             self._waiting.remove(one)

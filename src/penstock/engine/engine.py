@@ -81,10 +81,12 @@ class Engine:
         embeddings: EmbedQueue | None = None,
         lora: LoraManager | None = None,
         memory: DeviceMemory | None = None,
+        num_devices: int = 1,
         model: str = "",
     ) -> None:
         """`work` splits a step's time over its sequences. Requests for what is None are refused; without `memory` that
-        can be given back the engine cannot be parked. `model` marks messages where several engines share a process."""
+        can be given back the engine cannot be parked. `num_devices`: those that work on every step, each of which a
+        request pays for. `model` marks messages where several engines share a process."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
@@ -100,6 +102,7 @@ class Engine:
         self._model = model
         self._memory = memory
         self._work = work
+        self._num_devices = num_devices
         self._speculation = speculation
         self._steps = 0
         self._busy_s = 0.0
@@ -288,7 +291,8 @@ class Engine:
         self._read_tokens += min(shares.context, held_tokens)
         if now - self._looked_s >= _LOOK_S:
             self._looked_s, self._fragmentation = now, scheduler.fragmentation
-        charges = [Charge(one.request_id, one.seconds, one.num_blocks * cost_s) for one in shares.shares]
+        devices = self._num_devices
+        charges = [Charge(one.request_id, one.seconds * devices, one.num_blocks * cost_s) for one in shares.shares]
         figures = StepFigures(shares.num_tokens, len(plan.slices), num_drafts, cost_s, shares.price)
         return self._report(events, figures, charges)
 

@@ -84,7 +84,9 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         adapters=slots,
         num_batches=assembly.parallelism.pp,
     )
-    kv_token_bytes = assembly.size.kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
+    num_ranks = assembly.parallelism.num_ranks
+    kv_bytes = round(assembly.size.kv_bytes / assembly.kv_share)  # of all ranks
+    kv_token_bytes = kv_bytes // (assembly.size.num_blocks * assembly.limits.block_size)
     peaks = peaks_of(assembly.device.driver_name)
     work = work_of(checkpoint.config, assembly.device.name, kv_token_bytes, peaks)
     info = EngineInfo(
@@ -100,7 +102,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
             block_size=assembly.limits.block_size,
             kv_capacity_tokens=assembly.size.num_blocks * assembly.limits.block_size,
         ),
-        kv_bytes=assembly.size.kv_bytes,
+        kv_bytes=kv_bytes,
         host_blocks=assembly.size.host_blocks,
         host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
         startup_s=phases.seconds,
@@ -110,7 +112,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         work=work,
         weight_bytes=weight_bytes(checkpoint.config, assembly.formats.number_format, assembly.formats.quant),
         kv_token_bytes=kv_token_bytes,
-        read_bytes_per_s=peaks.bytes_per_s if peaks is not None else None,
+        read_bytes_per_s=peaks.bytes_per_s * num_ranks if peaks is not None else None,
         device_name=assembly.device.driver_name,
         device_uuid=assembly.device.uuid,
         embeds=assembly.embedder is not None,
@@ -125,9 +127,10 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         work,
         guides=guides,
         speculation=speculation,
-        embeddings=EmbedQueue(assembly.embedder),
+        embeddings=EmbedQueue(assembly.embedder, num_devices=num_ranks),
         lora=_lora(assembly, slots, engine),
         memory=assembly.memory,
+        num_devices=num_ranks,
     )
     return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 

@@ -82,6 +82,7 @@ class Assembly:
     adapters: Adapters | None = None  # None: it cannot run any
     embedder: Embedder | None = None  # None: it makes no vectors
     parallelism: Parallelism = Parallelism()  # noqa: RUF009 (frozen)
+    kv_share: float = 1.0  # of the model's heads of keys and values, in all layers: what this rank has
     memory: Memory | None = None  # None: it cannot be given back
 
     @property

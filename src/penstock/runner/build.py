@@ -39,6 +39,7 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         device=_described(device),
         formats=Formats(kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype)),
         size=size,
+        kv_share=target.kv_share,
         copy_s=mover.measure() if mover is not None else 0.0,
         draft=drafting,
         adapters=target.adapters,

@@ -30,6 +30,12 @@ class LoadedModel:
         return KVShape(num_layers, num_blocks, self.limits.block_size, spec.num_kv_heads, spec.head_dim)
 
     @property
+    def kv_share(self) -> float:
+        """Of the model's heads of keys and values, in all layers: what this rank has."""
+        shape, config = self.kv_shape(1), self.model.config
+        return shape.num_kv_heads * shape.num_layers / (config.num_kv_heads * config.num_layers)
+
+    @property
     def block_bytes(self) -> int:
         """Memory of one block of the cache, in all layers."""
         dtype = self.ops.kv_dtype
