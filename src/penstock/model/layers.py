@@ -17,7 +17,8 @@ from torch import Tensor
 from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
-from penstock.model.ranks import over_vocabulary
+from penstock.model.quantized import Weight
+from penstock.model.ranks import gathered_head, split_embedding
 from penstock.model.rope import rope_tables
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
@@ -25,6 +26,7 @@ from penstock.model.weights import Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
 LOADERS = 2
+_EMBEDDING = "model.embed_tokens"
 
 Progress = Callable[[int, int], None]  # (layers loaded, layers in all)
 
@@ -203,42 +205,38 @@ def decoder_of(load_layer: LayerLoader) -> Family:
 
 
 def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
-    """Of a pipeline, the first stage has one and the last stage the other, of a tied table both."""
-    stage, scale = weights.stage, weights.config.embedding_scale
-    if stage.before is None and stage.after is None:
-        embedding, head = _whole_embedding_and_head(weights)
-        return _scaled(embedding, scale, weights.ops), head
-    is_tied = weights.config.tied_embeddings
-    name = "model.embed_tokens.weight" if is_tied or stage.before is None else "lm_head.weight"
-    if stage.before is not None and stage.after is not None:
-        return stage.before_tokens, _no_head
-    vocab, hidden = weights.config.vocab_size, weights.config.hidden_size
-    table = weights.table(name, vocab, hidden)
-    if stage.before is None:
-        own = over_vocabulary(weights.ops.embedding(table), _no_head, vocab, weights.ranks)[0]
-        return _scaled(own, scale, weights.ops), _no_head
-    return stage.before_tokens, over_vocabulary(_no_head, weights.ops.head(table), vocab, weights.ranks)[1]
+    """In a pipeline the first stage has the embedding and the last one the head; a tied table both have."""
+    stage, packed = weights.stage, weights.packed
+    if weights.config.tied_embeddings and stage.is_alone:
 
+        def tied() -> tuple[Linear, Linear]:
+            return weights.ops.tied(_table(weights, _EMBEDDING))
 
-def _no_head(x: Tensor) -> Tensor:
-    raise AssertionError("another stage has it")
-
-
-def _whole_embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
-    vocab, hidden, packed = weights.config.vocab_size, weights.config.hidden_size, weights.packed
-
-    def tied() -> tuple[Linear, Linear]:
-        return weights.ops.tied(weights.table("model.embed_tokens.weight", vocab, hidden))
-
-    def head() -> Linear:
-        return weights.ops.head(weights.table("lm_head.weight", vocab, hidden))
-
-    if weights.config.tied_embeddings:
-        both = tied() if packed is None else packed.tied("model.embed_tokens", tied)
+        embedding, head = tied() if packed is None else packed.tied("model.embed_tokens", tied)
     else:  # one after the other: the two are the largest tensors there are
-        embedding = weights.ops.embedding(weights.table("model.embed_tokens.weight", vocab, hidden))
-        both = embedding, head() if packed is None else packed.linear("lm_head", head)
-    return over_vocabulary(*both, vocab, weights.ranks)
+        embedding = weights.ops.embedding(_table(weights, _EMBEDDING)) if stage.before is None else stage.stream_of
+        head = _head(weights) if stage.after is None else _elsewhere
+    vocab, ranks, scale = weights.config.vocab_size, weights.ranks, weights.config.embedding_scale
+    if stage.before is None:
+        embedding = _scaled(split_embedding(embedding, vocab, ranks), scale, weights.ops)
+    return embedding, gathered_head(head, vocab, ranks) if stage.after is None else head
+
+
+def _table(weights: Weights, name: str) -> Weight:
+    return weights.table(f"{name}.weight", weights.config.vocab_size, weights.config.hidden_size)
+
+
+def _head(weights: Weights) -> Linear:
+    name = _EMBEDDING if weights.config.tied_embeddings else "lm_head"
+
+    def made() -> Linear:
+        return weights.ops.head(_table(weights, name))
+
+    return made() if weights.packed is None else weights.packed.linear("lm_head", made)
+
+
+def _elsewhere(x: Tensor) -> Tensor:
+    raise AssertionError("the last stage has the head")
 
 
 def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:

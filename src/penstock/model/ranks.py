@@ -106,13 +106,15 @@ class GatheredHead(WrappedLinear):
         return self.ranks.gather(logits)[:, : self.vocab_size].contiguous()
 
 
-def over_vocabulary(embedding: Linear, head: Linear, vocab_size: int, ranks: Ranks) -> tuple[Linear, Linear]:
-    """An embedding and a head of this rank's tokens as those of all tokens."""
-    shard = ranks.shard
-    if shard.size == 1:
-        return embedding, head
-    own, each = shard.vocabulary(vocab_size), -(-vocab_size // shard.size)
-    return (
-        SplitEmbedding(embedding, own.start, len(own), ranks),
-        GatheredHead(head, each, vocab_size, ranks),
-    )
+def split_embedding(lookup: Linear, vocab_size: int, ranks: Ranks) -> Linear:
+    """The embedding of all tokens, of a lookup of this rank's."""
+    if ranks.shard.size == 1:
+        return lookup
+    own = ranks.shard.vocabulary(vocab_size)
+    return SplitEmbedding(lookup, own.start, len(own), ranks)
+
+
+def gathered_head(head: Linear, vocab_size: int, ranks: Ranks) -> Linear:
+    """The head of all tokens, of one of this rank's."""
+    size = ranks.shard.size
+    return head if size == 1 else GatheredHead(head, -(-vocab_size // size), vocab_size, ranks)

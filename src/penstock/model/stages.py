@@ -33,7 +33,11 @@ class Stage:
     def of(self, num_layers: int) -> range:
         return range(num_layers) if self.layers is None else self.layers
 
-    def before_tokens(self, x: Tensor) -> Tensor:
+    @property
+    def is_alone(self) -> bool:
+        return self.before is None and self.after is None
+
+    def stream_of(self, x: Tensor) -> Tensor:
         """The stream of tokens x [tokens], as the stage before has made it."""
         assert self.before is not None
         return self.before.receive(len(x))
