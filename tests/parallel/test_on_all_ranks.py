@@ -18,6 +18,7 @@ from tests.model.lora import EVERY_LINEAR, merged, write_adapter
 from tests.model.tiny import ArrayCheckpoint
 from tests.runner.clients import Clients, one_after_the_other, serve
 from tests.runner.devices import assembled
+from tests.runner.guessing import Eager, Recalling
 from tests.runner.judge import Judge
 from tests.runner.turns import TurnGuides, follows
 
@@ -106,3 +107,17 @@ def test_answers_keep_to_their_guides(layout: str, two: Assembly) -> None:
     serve(assembly, clients, num_blocks=64, guides=TurnGuides(SHAPE.vocab_size))
     for answer in clients.finished.values():
         assert all(follows(token, place) for place, token in enumerate(answer.token_ids))
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "pp=2"])
+def test_drafts_change_no_token(layout: str, two: Assembly) -> None:
+    """Most of what is guessed holds, and some does not."""
+    assembly = two if layout == "tp=2" else assembled(SHAPE, "cpu pp=2", block_size=4, max_num_seqs=6, chunk_tokens=16)
+    plain = Clients(one_after_the_other(asked(6, [None]), apart=1))
+    serve(assembly, plain, num_blocks=64)
+    answers = {name: answer.token_ids for name, answer in plain.finished.items()}
+    guess = Eager(Recalling(answers, 0.8, SHAPE.vocab_size), most=4)
+    drafted = Clients(one_after_the_other(asked(6, [None]), apart=1))
+    serve(assembly, drafted, num_blocks=64, speculate=lambda cache: guess)
+    assert {name: answer.token_ids for name, answer in drafted.finished.items()} == answers
+    assert drafted.measured.speculation.drafted_tokens > drafted.measured.speculation.accepted_tokens > 5
