@@ -235,7 +235,11 @@ class Gathering:
                     log.warning("%s: all nodes are waited for anew", went)
                     self._drop_all()
         finally:
-            self._listener.close()
+            self.close()
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        self._listener.close()
 
     def _wait_for_nodes(self, deadline_s: float) -> dict[int, JoinedNode]:
         wanted = set(range(1, self._nodes.count))

@@ -89,6 +89,8 @@ def join(
     node = nodes.node_of(rank)
     own = nodes.ranks_of(node)
     device = device_of(settings.device, rank - own.start, len(own))
+    if store is not None:
+        store.set(here_key(rank), "")
     ranks: JoinedRanks
     if tp == 1:
         ranks = LoneStage()
@@ -98,7 +100,6 @@ def join(
         from penstock.runner.ranks.gloo import DistributedRanks
 
         assert store is not None
-        store.set(here_key(rank), "")
         others = [here_key(other) for other in range(number * tp, (number + 1) * tp)]
         store.wait(others, timedelta(seconds=settings.node_timeout_s))
         ranks = DistributedRanks(
@@ -114,7 +115,6 @@ def join(
         from penstock.runner.ranks.symmetric_memory import SymmetricMemoryRanks
 
         assert store is not None
-        store.set(here_key(rank), "")
         ranks = SymmetricMemoryRanks(shard, device, store)
     if parallelism.pp == 1:
         return Place(parallelism, nodes, ranks, Stage(), device)

@@ -60,23 +60,35 @@ class NodeAgent:
         self._model = model
         self._settings = settings
         self._say = say
+        self._stopped = threading.Event()
+        self._leader: Connection | None = None
         self._secret = secret_of(os.environ)
         check_secret(nodes, settings, self._secret)
 
     def run(self) -> None:
         """For as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
         EngineUnavailable if nobody is there for `node_timeout_s`."""
-        while True:
+        while not self._stopped.is_set():
             with contextlib.ExitStack() as life:
                 self._live(life)
-            time.sleep(_FIRST_PAUSE_S)
+            self._stopped.wait(_FIRST_PAUSE_S)
+
+    def stop(self) -> None:
+        """End the ranks of this node, and `run`. Any thread may."""
+        self._stopped.set()
+        if self._leader is not None:
+            self._leader.close()
 
     def _live(self, life: contextlib.ExitStack) -> None:
         """One life of the group: until the leader has gone."""
         links = _Links()
         leader = self._join(links, life)
-        connection = Connection(leader, Begin)
+        if leader is None:
+            return
+        connection = self._leader = Connection(leader, Begin)
         life.callback(connection.close)
+        if self._stopped.is_set():  # after it was too early for `stop` to close the connection
+            return
         try:
             begin = connection.receive()
         except Disconnected:
@@ -97,11 +109,13 @@ class NodeAgent:
             connection.receive()  # nothing more is ever said
         self._say("the leader has ended; this node's ranks end too, and it waits for the next one")
 
-    def _join(self, links: _Links, life: contextlib.ExitStack) -> socket.socket:
-        """A connection to the leader, which has welcomed this node."""
+    def _join(self, links: _Links, life: contextlib.ExitStack) -> socket.socket | None:
+        """A connection to the leader, which has welcomed this node. None: it was told to stop."""
         deadline_s = time.monotonic() + self._settings.node_timeout_s
         pause_s, is_told, why = _FIRST_PAUSE_S, False, ""
         while time.monotonic() < deadline_s:
+            if self._stopped.is_set():
+                return None
             try:
                 return self._ask(links, life)
             except Refused as refused:
@@ -115,7 +129,7 @@ class NodeAgent:
             if not is_told:
                 self._say(f"node {self._nodes.rank} waits for the leader at {self._nodes.address} ({why})")
                 is_told = True
-            time.sleep(pause_s)
+            self._stopped.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise EngineUnavailable(
             f"no leader at {self._nodes.address} for {self._settings.node_timeout_s:g} s (node_timeout_s): {why}"
