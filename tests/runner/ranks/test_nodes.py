@@ -99,7 +99,7 @@ def group(parallelism: Parallelism, num_nodes: int, **other: object) -> Iterator
             yield Group(led(assembly, leader, parallelism), leader, lost, said)
         finally:
             for agent in agents:
-                agent.stop()
+                agent.leave(0.0)
             leader.close()
             for thread in threads:
                 thread.join()

@@ -60,7 +60,7 @@ class NodeAgent:
         self._model = model
         self._settings = settings
         self._say = say
-        self._stopped = threading.Event()
+        self._is_stopped = False  # a plain value, which a handler of signals may set
         self._leader: Connection | None = None
         self._secret = secret_of(os.environ)
         check_secret(nodes, settings, self._secret)
@@ -68,16 +68,22 @@ class NodeAgent:
     def run(self) -> None:
         """For as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
         EngineUnavailable if nobody is there for `node_timeout_s`."""
-        while not self._stopped.is_set():
+        while not self._is_stopped:
             with contextlib.ExitStack() as life:
                 self._live(life)
-            self._stopped.wait(_FIRST_PAUSE_S)
+            self._leader = None
+            time.sleep(_FIRST_PAUSE_S)
 
-    def stop(self) -> None:
-        """End the ranks of this node, and `run`. Any thread may."""
-        self._stopped.set()
-        if self._leader is not None:
-            self._leader.close()
+    def leave(self, within_s: float) -> bool:
+        """End `run` when the leader has ended, which may have streams to finish, or after this time. Whether there is a
+        leader. Any thread may call this, and a handler of signals."""
+        self._is_stopped = True
+        if self._leader is None:
+            return False
+        timer = threading.Timer(within_s, self._leader.close)
+        timer.daemon = True
+        timer.start()
+        return True
 
     def _live(self, life: contextlib.ExitStack) -> None:
         """One life of the group: until the leader has gone."""
@@ -87,8 +93,6 @@ class NodeAgent:
             return
         connection = self._leader = Connection(leader, Begin)
         life.callback(connection.close)
-        if self._stopped.is_set():  # after it was too early for `stop` to close the connection
-            return
         try:
             begin = connection.receive()
         except Disconnected:
@@ -114,7 +118,7 @@ class NodeAgent:
         deadline_s = time.monotonic() + self._settings.node_timeout_s
         pause_s, is_told, why = _FIRST_PAUSE_S, False, ""
         while time.monotonic() < deadline_s:
-            if self._stopped.is_set():
+            if self._is_stopped:
                 return None
             try:
                 return self._ask(links, life)
@@ -129,7 +133,7 @@ class NodeAgent:
             if not is_told:
                 self._say(f"node {self._nodes.rank} waits for the leader at {self._nodes.address} ({why})")
                 is_told = True
-            self._stopped.wait(pause_s)
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise EngineUnavailable(
             f"no leader at {self._nodes.address} for {self._settings.node_timeout_s:g} s (node_timeout_s): {why}"
