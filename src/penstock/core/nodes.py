@@ -71,8 +71,9 @@ class NodeMap:
         return f"node {node}, {host}" if host else f"node {node}"
 
 
-def spread(parallelism: Parallelism, num_nodes: int) -> NodeMap:
-    """Ranks over nodes: whole stages where there are enough of them, else equal parts of one. Raises ConfigError."""
+def spread(parallelism: Parallelism, num_nodes: int, *, param: str = "nnodes") -> NodeMap:
+    """Ranks over nodes: whole stages where there are enough of them, else equal parts of one. `param`: the setting that
+    a ConfigError names."""
     tp, pp = parallelism.tp, parallelism.pp
     if num_nodes <= pp:
         ends = [pp * (node + 1) // num_nodes for node in range(num_nodes)]
@@ -82,7 +83,7 @@ def spread(parallelism: Parallelism, num_nodes: int) -> NodeMap:
     raise ConfigError(
         f"tp {tp} and pp {pp} cannot be spread over {num_nodes} nodes: pp must be at least nnodes, or nnodes a "
         "multiple of pp, and tp a multiple of the nodes of a stage",
-        param="nnodes",
+        param=param,
     )
 
 
