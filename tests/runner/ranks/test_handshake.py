@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import struct
@@ -17,7 +18,7 @@ from penstock.core.nodes import Nodes, spread
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 from penstock.runner.ranks import handshake
-from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.runner.ranks.connection import Connection, Disconnected, read_exactly
 from penstock.runner.ranks.gathering import Gathered, Gathering, bind_here, secret_of
 from penstock.runner.ranks.handshake import Refused, dial
 from penstock.runner.ranks.messages import Begin, GroupIdentity, LinkHello, NodeHello, RankHello
@@ -179,6 +180,18 @@ def test_a_length_that_no_message_has_ends_the_connection() -> None:
         with pytest.raises(Disconnected):
             Connection(ours, Begin).receive(60.0)
     ours.close()
+
+
+def test_a_machine_that_the_kernel_gives_up_is_disconnected_and_a_slow_one_is_not() -> None:
+    class Unplugged:
+        def recv_into(self, view: memoryview) -> int:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    with pytest.raises(Disconnected):
+        read_exactly(Unplugged(), 1)  # type: ignore[arg-type]
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        Connection(ours, Begin).receive(0.001)
 
 
 def test_a_node_that_has_gone_may_come_again_but_not_twice(leader: Leader) -> None:

@@ -6,6 +6,7 @@ A length that no message has ends the connection: nothing is set aside for what 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
@@ -70,9 +71,9 @@ def read_exactly(sock: socket.socket, length: int) -> bytearray:
     while view:
         try:
             count = sock.recv_into(view)
-        except TimeoutError:
-            raise
-        except OSError:
+        except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno != errno.ETIMEDOUT:
+                raise  # the socket's own time; the kernel's means that nobody is there any more
             raise Disconnected from None
         if not count:
             raise Disconnected
