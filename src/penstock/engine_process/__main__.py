@@ -49,6 +49,9 @@ def main() -> None:
     except PenstockError as error:
         mailbox.send(Failed(error.code, error.message))
         sys.exit(1)
+    except RankLost as lost:
+        mailbox.send(Failed(EngineFailed.code, str(lost)))
+        sys.exit(1)
     except Disconnected:
         sys.exit(1)
     try:

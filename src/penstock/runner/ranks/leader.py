@@ -89,6 +89,8 @@ class Follower:
             raise EngineFailed(str(self.lost())) from None
         if isinstance(message, FailedToStart):
             raise _error(message.code, f"{self.name}: {message.message}")
+        if isinstance(message, Lost):
+            raise EngineFailed(f"{self.name}: {RankLost(message.rank, message.why)}")
         assert isinstance(message, Sized | Started)
         return message
 
@@ -100,6 +102,8 @@ class Follower:
             raise self.lost() from None
         except TimeoutError:
             raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s", self.where) from None
+        if isinstance(message, FailedToStart):
+            raise RankLost(self.rank, message.message, self.where)
         assert isinstance(message, Alive | Chosen | Lost)
         return message
 

@@ -72,6 +72,8 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedToStart(msgspec.Struct, frozen=True, tag=True):
+    """It ends, for want of something else: most often it has not started yet."""
+
     code: str
     message: str
 
