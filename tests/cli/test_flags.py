@@ -8,6 +8,7 @@ from typing import get_type_hints
 import pytest
 
 from penstock.cli.flags import SECTIONS, TOPICS, add_settings, settings_from
+from penstock.cli.main import main
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
 
@@ -86,3 +87,8 @@ def test_every_setting_is_in_the_help_of_one_topic() -> None:
         for field in dataclasses.fields(get_type_hints(Settings)[section])
     }
     assert sorted(shown) == sorted(fields)
+
+
+def test_replicas_over_several_nodes_are_started_one_by_one() -> None:
+    with pytest.raises(SystemExit, match="start those over several nodes one by one"):
+        main(["serve", "--replicas", "2", "--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.7"])

@@ -176,6 +176,24 @@ def test_replicas_are_reached_from_gateways_the_controller_and_prometheus_alone(
     assert [port["port"] for rule in gateway for port in rule["ports"]] == [8000]  # the admin port is for nobody
 
 
+def test_replicas_over_several_nodes_may_be_made_and_their_nodes_may_meet() -> None:
+    (groups,) = (
+        one for one in of_kind("nodes", "Role")["penstock-fleet"]["rules"] if "x-k8s.io" in one["apiGroups"][0]
+    )
+    assert groups == {
+        "apiGroups": ["leaderworkerset.x-k8s.io"],
+        "resources": ["leaderworkersets"],
+        "verbs": ["get", "list", "watch", "create", "delete"],
+    }
+    leader, worker = (
+        of_kind("nodes", "NetworkPolicy")[f"penstock-{kind}"]["spec"] for kind in ("replica", "replica-worker")
+    )
+    _, from_workers = leader["ingress"]
+    assert [one["podSelector"] for one in from_workers["from"]] == [worker["podSelector"]]
+    ((from_both,),) = (worker["ingress"],)
+    assert [one["podSelector"] for one in from_both["from"]] == [leader["podSelector"], worker["podSelector"]]
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_selectors_find_their_pods(name: str) -> None:
     """Services, budgets, policies and monitors of replicas and gateways name labels that those pods have."""

@@ -18,7 +18,7 @@ from penstock.cli.gateway import _settings
 from penstock.cli.gateway_process import read_again
 from penstock.core.settings import Settings
 from penstock.fleet.drivers.driver import ReplicaSpec
-from penstock.fleet.drivers.kubernetes_pod import pod_name, render_pod
+from penstock.fleet.drivers.kubernetes_pod import pod_name, render_group, render_pod
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings, replica_settings
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, pools_of
@@ -90,6 +90,21 @@ def test_gateways_know_the_controllers_pools_as_one_that_it_starts_itself_would(
 
 def _weights(model: ModelSettings) -> dict[str, dict[str, float]]:
     return {version: {"weight": values["weight"]} for version, values in model.versions.items()}
+
+
+def test_both_kinds_of_pods_of_a_replica_over_two_nodes_are_found_by_their_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = fleet("nodes", tmp_path, monkeypatch)
+    ((key, pool),) = settings.pool_settings().items()
+    spec = ReplicaSpec(f"{key}-1", key, replica_settings(key, pool, settings.slo_of(key, pool)))
+    own = settings.kubernetes.of_pool(key, pool.kubernetes)
+    parts = render_group(settings.name, spec, own, pool.start_timeout_s)["spec"]["leaderWorkerTemplate"]
+    policies = of_kind("nodes", "NetworkPolicy")
+    for part, policy in {"leaderTemplate": "penstock-replica", "workerTemplate": "penstock-replica-worker"}.items():
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **parts[part]}, NEWEST, strict=True)
+        wanted = policies[policy]["spec"]["podSelector"]["matchLabels"]
+        assert wanted.items() <= parts[part]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("name", ["default", "gpu", "public", "versions", "envoy", "tls"])

@@ -64,7 +64,7 @@ class Options(msgspec.Struct):
     read_s: float = 0.0  # how long reading an adapter takes
     can_park: bool = True
     wake_fails: int = 0  # so many times, as where another process has the memory
-    start: Literal["ready", "failed", "exit", "hang"] = "ready"
+    start: Literal["ready", "failed", "rank lost", "exit", "hang"] = "ready"
 
 
 def launcher(**options: object) -> Launch:
@@ -155,6 +155,8 @@ def run(options: Options, ours: socket.socket) -> None:
         time.sleep(60)
     if options.start == "failed":
         mailbox.send(Failed("model_unsupported", "no such family"))
+    if options.start == "rank lost":
+        mailbox.send(Failed("engine_failed", "rank 1 of the model is lost"))
     if options.start != "ready":
         sys.exit(1)
     cache = KVCache(

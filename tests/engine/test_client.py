@@ -11,7 +11,7 @@ from penstock.core.clock import MonotonicClock
 from penstock.core.errors import EngineFailed, EngineUnavailable, ModelUnsupported, RequestAborted
 from penstock.core.request import FinishReason, Request
 from penstock.core.sampling import SamplingParams
-from penstock.engine.client import EngineClient, EngineState
+from penstock.engine.client import EngineClient, EngineProcess, EngineState
 from penstock.engine.mailbox import frame
 from penstock.engine.messages import Loading, StepReport, Submit
 from tests.engine.expecting import engine, engine_process, expected, is_ready, read, tokens_of
@@ -181,6 +181,24 @@ async def test_a_process_that_cannot_serve_its_model_raises_the_reason() -> None
         await asyncio.wait_for(client.start(), GIVE_UP_S)
     assert client.state is EngineState.FAILED
     assert loading == [Loading("weights", 1, 2)]
+    await client.stop()
+
+
+async def test_a_process_that_ran_once_is_started_until_all_of_its_ranks_are_back() -> None:
+    starts = iter(["ready", "rank lost", "rank lost", "ready"])
+    pauses: list[float] = []
+
+    async def launch(theirs: socket.socket) -> EngineProcess:
+        return await launcher(start=next(starts))(theirs)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    client = EngineClient(launch, MonotonicClock(), sleep=pause)
+    await client.start()
+    engine_process(client).kill()
+    await eventually_async(lambda: client.restarts == 3 and is_ready(client))
+    assert pauses == [0.5, 1.0, 2.0]
     await client.stop()
 
 

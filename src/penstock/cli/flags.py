@@ -38,6 +38,14 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.parkable",
     ),
     "parallelism": ("engine.tp", "engine.pp", "engine.ep", "engine.rank_timeout_s"),
+    "several nodes": (
+        "engine.nnodes",
+        "engine.node_rank",
+        "engine.master_addr",
+        "engine.node_host",
+        "engine.node_timeout_s",
+        "engine.insecure_ranks",
+    ),
     "KV cache": ("engine.kv_dtype", "engine.block_size", "engine.prefix_cache", "engine.host_kv_gib"),
     "speculative decoding": ("engine.speculate", "engine.draft", "engine.draft_tokens"),
     "LoRA adapters": (

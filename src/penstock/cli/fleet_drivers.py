@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine_process.spawn import spawn
 from penstock.fleet.drivers.driver import Driver
 from penstock.fleet.drivers.kubernetes import KubernetesDriver
-from penstock.fleet.drivers.kubernetes_pod import pod_name
+from penstock.fleet.drivers.kubernetes_pod import check_group, pod_name
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.drivers.ray import RayDriver
 from penstock.fleet.drivers.ray_process import RayProcess
@@ -71,11 +71,8 @@ def _check_kubernetes(settings: FleetSettings) -> None:
         own = settings.kubernetes.of_pool(name, pool.kubernetes)
         if not own.image and not pool.advisory:
             raise ConfigError("pods need an image with penstock in it", param="kubernetes.image")
-        if own.nodes > 1:
-            raise ConfigError(
-                "an engine of this version runs on one node: replicas over several need parallelism over nodes",
-                param=f"pools.{name}.kubernetes.nodes",
-            )
+        with within(f"pools.{name}."):
+            check_group(pool.engine, pool.gpus, own.nodes)
     if not os.environ.get(SECRET_VARIABLE):
         raise ConfigError(
             f"the controller of pods needs {SECRET_VARIABLE}, as the Secret '{settings.kubernetes.secret}' has it",

@@ -24,11 +24,13 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
 from penstock.cli.before_serving import check, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
+from penstock.cli.node import serve_node, share_ranks_secret
 from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import ConfigError
+from penstock.core.nodes import nodes_of, with_nodes
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient, startup_phases
 from penstock.engine.messages import EngineInfo
@@ -68,11 +70,20 @@ def serve(
 ) -> None:
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
-    its own."""
+    its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     check_torch()
     settings = replace(settings, server=with_secrets(settings.server))
+    nodes = nodes_of(settings.engine, os.environ)
+    settings = replace(settings, engine=with_nodes(settings.engine, nodes))
+    if nodes.count > 1:
+        share_ranks_secret(settings.server.gateway_secret)
+        if on_ready is None:
+            print(f"nodes: {nodes}", flush=True)
+    if nodes.rank > 0:
+        serve_node(settings, nodes)
+        return
     with _listen(settings) as listener:
         if address_file is not None:
             _write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))

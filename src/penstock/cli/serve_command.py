@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from penstock.cli.flags import GATEWAY, MOST_USED, add_replica_flags, settings_from
 from penstock.core.errors import ConfigError
+from penstock.core.nodes import nodes_of
 
 _EXAMPLES = """\
 examples:
@@ -32,20 +34,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     fewest, most = arguments.replicas
+    settings = settings_from(arguments)
+    if (fewest < most or most > 1) and nodes_of(settings.engine, os.environ).count > 1:
+        raise ConfigError(
+            "--replicas are of one machine each: start those over several nodes one by one, and a gateway for them",
+            param="nnodes",
+        )
     if fewest < most:
         from penstock.cli.serve_fleet import serve_range
 
-        serve_range(settings_from(arguments), fewest, most, arguments.processes)
+        serve_range(settings, fewest, most, arguments.processes)
     elif most > 1:
         from penstock.cli.replicas import serve_replicas
 
-        serve_replicas(settings_from(arguments), most, arguments.processes)
+        serve_replicas(settings, most, arguments.processes)
     elif arguments.processes > 1:
         raise ConfigError("--processes is for the gateway of --replicas: there is none in front of one replica")
     else:
         from penstock.cli.serve import serve
 
-        serve(settings_from(arguments), has_console=True)
+        serve(settings, has_console=True)
 
 
 def _range(text: str) -> tuple[int, int]:

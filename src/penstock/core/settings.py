@@ -78,6 +78,29 @@ class EngineSettings:
     rank_timeout_s: Seconds = setting(
         30.0, "how long a rank waits for another before the replica gives up and starts all of them anew"
     )
+    nnodes: Count | None = setting(
+        None,
+        "nodes (machines) that the ranks are spread over; the same command runs on each of them; auto: as "
+        "LeaderWorkerSet's or torchrun's variables say, else 1",
+    )
+    node_rank: Annotated[int, Meta(ge=0)] | None = setting(
+        None,
+        "which of the nodes this is; node 0 has the server, the others have ranks alone; auto: by the same variables",
+    )
+    master_addr: str | None = setting(
+        None, "HOST or HOST:PORT of node 0, where the others meet it; auto: by the same variables, and port 29500"
+    )
+    node_host: str | None = setting(
+        None, "address of this node by which other nodes reach it; auto: that of its way to node 0"
+    )
+    node_timeout_s: Seconds = setting(
+        600.0, "how long nodes wait for each other when a replica starts, for the first time or anew"
+    )
+    insecure_ranks: bool = setting(
+        False,
+        "several nodes without a secret (PENSTOCK_RANKS_SECRET, or else gateway_secret): whoever reaches them can be "
+        "one; false: on loopback addresses only",
+    )
     speculate: Literal["auto", "off", "ngram", "draft"] = setting(
         "auto",
         "guess tokens ahead where that pays; no answer changes by it. ngram: from the text so far; draft: with another "

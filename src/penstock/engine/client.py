@@ -282,6 +282,8 @@ class EngineClient:
                 self._changed(message)
             case Failed(_, text) if self.state in _LIVE:
                 self._last_words = text
+            case Failed(EngineFailed.code, text) if self.info is not None:  # a rank, or its node, that is not back yet
+                log.error("the engine process could not start again: %s", text)
             case Failed(code, text):
                 self._failure = as_error(code, text)
 

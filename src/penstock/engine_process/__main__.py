@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import msgspec
 
@@ -23,6 +24,8 @@ from penstock.engine.messages import Failed, Ready
 from penstock.engine_process.build import build
 
 log = logging.getLogger("penstock.engine")
+
+_CAUSE_S = 1.0  # for the threads that watch the ranks: they can tell which one died from those that felt it
 
 
 def main() -> None:
@@ -46,11 +49,15 @@ def main() -> None:
     except PenstockError as error:
         mailbox.send(Failed(error.code, error.message))
         sys.exit(1)
+    except RankLost as lost:
+        mailbox.send(Failed(EngineFailed.code, str(lost)))
+        sys.exit(1)
     except Disconnected:
         sys.exit(1)
     try:
         loop.run()
     except RankLost as lost:
+        time.sleep(_CAUSE_S)
         on_lost(lost)
 
 

@@ -50,8 +50,8 @@ def main() -> None:
             found = resolve(spec.model)
             assert not isinstance(found, EncoderCheckpoint)
             checkpoint = found
-        store = store_at(spec.store, spec.parallelism.num_ranks)
-        place = join(spec.engine, spec.parallelism, spec.rank, spec.ways, store, checkpoint.config)
+        store = store_at(spec.store)
+        place = join(spec.engine, spec.parallelism, spec.nodes, spec.rank, spec.ways, store, checkpoint.config)
         group = FollowerGroup(place, connection)
         assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
         group.serve(assembly, spec.engine.rank_timeout_s / _BEATS)

@@ -30,8 +30,8 @@ class Group(Protocol):
     @property
     def ranks(self) -> Ranks: ...
 
-    def agree(self, own: EngineSize) -> EngineSize:
-        """The size that all have room for."""
+    def agree(self, own: EngineSize, formats: str) -> EngineSize:
+        """The size that all have room for. `formats`: number formats in words, which are the same for all."""
 
 
 def assemble(
@@ -44,11 +44,12 @@ def assemble(
     """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one."""
     if group is None:
         loaded = load(checkpoint, settings, phase, draft)
+        engine_size = size(loaded, settings, phase)
     else:
         loaded = load(checkpoint, settings, phase, draft, group.ranks, group.stage, group.device)
-    engine_size = size(loaded, settings, phase)
-    if group is not None:
-        engine_size = group.agree(engine_size)
+        kernels = loaded.target.kernels
+        formats = f"{kernels.number_format}, linear weights {kernels.quant}"
+        engine_size = group.agree(size(loaded, settings, phase), formats)
     try:
         return build(loaded, engine_size, phase)
     except torch.OutOfMemoryError:

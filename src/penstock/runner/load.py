@@ -56,8 +56,8 @@ def load(
     stage: Stage = Stage(),  # noqa: B008 (frozen)
     device: torch.device | None = None,
 ) -> LoadedEngine:
-    """`ranks`: those that share the model, of which this is one; None: it has all of it. `stage`: its layers. A
-    model to draft with is never shared."""
+    """`ranks`: those that share the model, of which this is one; None: it has all of it. `stage`: its layers;
+    `device`: its own; None: by the settings. A model to draft with is never shared."""
     ranks = ranks or SingleRank()
     device = device or device_of(settings.device)
     limits = resolve_limits(checkpoint.config, settings, device.type)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.core.errors import CapacityRefused, OrchestratorError
+from penstock.core.settings import EngineSettings, Settings
 from tests.fake_kubernetes import FakeKubernetes, fake_kubernetes, write_kubeconfig
 from tests.fleet.drivers.kubernetes_contract import *  # noqa: F403
 from tests.fleet.drivers.kubernetes_contract import driving, spec, until
+from tests.waiting import eventually_async
+
+PODS = "/api/v1/namespaces/models/pods"
+GROUPS = "/apis/leaderworkerset.x-k8s.io/v1/namespaces/models/leaderworkersets"
 
 
 class FakeCluster:
@@ -68,3 +75,37 @@ async def test_a_stop_that_finds_the_server_away_fails_and_can_be_repeated(clust
     await until(driver, bool)
     await driver.stop("pool-1", 5.0)
     assert await driver.list() == []
+
+
+async def test_a_replica_over_two_nodes_is_there_from_its_start_to_the_end_of_its_pods(cluster: FakeCluster) -> None:
+    engine = {"tp": 2}
+    async with driving(cluster, pool={"engine": engine}, nodes=2) as driver:
+        wanted = replace(spec("pool-1"), settings=Settings(engine=EngineSettings(tp=2)))
+        await driver.start(wanted)
+        await driver.start(wanted)  # one that is there already
+        assert cluster.server.requests.count(f"POST {GROUPS}") == 2
+        (found,) = await driver.list()
+        assert (found.id, found.pool, found.url, found.is_ready) == ("pool-1", "pool", "", False)
+        group = await driver._api.request("GET", f"{GROUPS}/pool-1")
+        template = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+        labels = template["metadata"]["labels"] | {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = template["metadata"] | {"name": "pool-1-0", "labels": labels}
+        await driver._api.request("POST", PODS, body=pod)
+        ready = [{"type": "Ready", "status": "True"}]
+        status = {"phase": "Running", "podIP": "127.0.1.1", "conditions": ready}
+        await driver._api.merge(f"{PODS}/pool-1-0/status", {"status": status})
+        (found,) = await until(driver, lambda listed: listed[0].is_ready)
+        assert found.url == "http://127.0.1.1:8000"
+        stopping = asyncio.create_task(driver.stop("pool-1", 5.0))
+        await eventually_async(lambda: f"DELETE {GROUPS}/pool-1" in cluster.server.requests)
+        await driver._api.request("DELETE", f"{PODS}/pool-1-0", body={"gracePeriodSeconds": 0})  # as its owner does
+        await stopping
+        assert await driver.list() == []
+
+
+async def test_a_group_that_has_no_pod_yet_can_be_stopped(cluster: FakeCluster) -> None:
+    async with driving(cluster, pool={"engine": {"tp": 2}}, nodes=2) as driver:
+        await driver.start(replace(spec("pool-1"), settings=Settings(engine=EngineSettings(tp=2))))
+        await driver.stop("pool-1", 5.0)
+        assert await driver.list() == []

@@ -122,11 +122,42 @@ def test_a_pods_name_is_one_that_kubernetes_takes(replica: str) -> None:
     assert name != pod_name(replica + "0")
 
 
+TWO_NODES = replace(SPEC, settings=replace(SETTINGS, engine=replace(SETTINGS.engine, tp=2, pp=2)), gpus=4)
+
+
 def test_a_replica_over_two_nodes_is_one_group() -> None:
-    group = render_group("fleet", SPEC, replace(FULL, nodes=2), 600.0)
+    group = render_group("fleet", TWO_NODES, replace(FULL, nodes=2), 600.0)
     template = group["spec"]["leaderWorkerTemplate"]
     assert (template["size"], group["spec"]["replicas"]) == (2, 1)
-    pod = {"apiVersion": "v1", "kind": "Pod", **template["workerTemplate"]}
-    kubernetes_validate.validate(pod, "1.37", strict=True)
-    labels = pod["metadata"]["labels"]
-    assert all(labels[key] == value for key, value in (term.split("=") for term in selector("fleet").split(",")))
+    assert template["restartPolicy"] == "None"  # a node that ends joins again, and the others stay
+    for part in ("leaderTemplate", "workerTemplate"):
+        pod = {"apiVersion": "v1", "kind": "Pod", **template[part]}
+        kubernetes_validate.validate(pod, "1.37", strict=True)
+        assert container(pod)["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def test_all_pods_of_a_group_run_the_same_command_and_only_the_first_is_asked_over_http() -> None:
+    template = render_group("fleet", TWO_NODES, replace(FULL, nodes=2), 600.0)["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    for key in ("command", "args", "env", "image"):  # which node it is, LeaderWorkerSet's variables say
+        assert container(leader)[key] == container(worker)[key]
+    assert any(one["name"] == "PENSTOCK_GATEWAY_SECRET" for one in container(worker)["env"])
+    assert container(leader)["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert not {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"} & container(worker).keys()
+
+    def is_found(pod: Object) -> bool:
+        labels = pod["metadata"]["labels"]
+        return all(
+            labels.get(key) == value for key, value in (term.split("=") for term in selector("fleet").split(","))
+        )
+
+    assert is_found(leader)
+    assert not is_found(worker)  # a gateway would send it requests
+
+
+def test_what_cannot_be_spread_over_nodes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tp 1 and pp 1 cannot be spread over 2 nodes") as refused:
+        render_group("fleet", SPEC, replace(FULL, nodes=2), 600.0)
+    assert refused.value.param == "kubernetes.nodes"
+    with pytest.raises(ConfigError, match="3 GPUs cannot be shared out among 2 nodes"):
+        render_group("fleet", replace(TWO_NODES, gpus=3), replace(FULL, nodes=2), 600.0)

@@ -151,3 +151,13 @@ affinity:
 
 {{/* The same of an Endpoint Picker's streams, unless endpoint_picker.drain_s says otherwise. */}}
 {{- define "penstock.endpointPickerDrainSeconds" -}}300{{- end -}}
+
+{{- /* "true" if a pool's replicas are over several nodes each, and so LeaderWorkerSets */ -}}
+{{- define "penstock.hasGroups" -}}
+{{- $found := "" -}}
+{{- range .Values.pools -}}
+{{- $own := default dict (default dict .settings).kubernetes -}}
+{{- if gt (int (default 1 $own.nodes)) 1 }}{{ $found = "true" }}{{ end -}}
+{{- end -}}
+{{- $found -}}
+{{- end -}}

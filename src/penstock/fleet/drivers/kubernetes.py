@@ -40,6 +40,9 @@ class KubernetesDriver:
         self._api = api
         self._clock = clock
         self._pods = KubernetesWatch(api, self._path, selector(settings.name), changed=self._pods_changed)
+        self._groups: KubernetesWatch | None = None  # replicas over several nodes
+        if any(self._settings_of(name).nodes > 1 for name in self._pools):
+            self._groups = KubernetesWatch(api, self._groups_path, selector(settings.name), changed=self._pods_changed)
         self._nodes = KubernetesWatch(api, lambda: "/api/v1/nodes")
         self._foreign = {  # pods that something else starts and stops, by pool
             name: KubernetesWatch(api, self._path, chosen)
@@ -58,7 +61,8 @@ class KubernetesDriver:
         manifest = render(self._fleet, spec, settings, pool.start_timeout_s if pool is not None else 600.0)
         await self._api.connect()
         try:
-            made = await self._api.request("POST", self._path(settings), body=manifest)
+            path = self._path() if settings.nodes == 1 else self._groups_path()
+            made = await self._api.request("POST", path, body=manifest)
         except OrchestratorError as error:
             if error.reason == "AlreadyExists":
                 return
@@ -67,19 +71,24 @@ class KubernetesDriver:
             raise
         if made.get("kind") == "Pod":
             self._pods.put(made)
+        elif self._groups is not None:
+            self._groups.put(made)
 
     async def stop(self, replica_id: str, grace_s: float) -> None:
         await self._pods.current()
+        if self._groups is not None:
+            await self._groups.current()
         found = self._find(replica_id)
         settings = self._settings_of(_pool(found) if found is not None else "")
-        path = f"{self._path(settings)}/{pod_name(replica_id)}"
+        is_group = settings.nodes > 1 or (found is not None and _is_of_group(found))
+        path = f"{self._groups_path() if is_group else self._path()}/{pod_name(replica_id)}"
         # A grace of 0 would remove the pod before its process has ended.
         wait_s = math.ceil(grace_s + settings.pre_stop_s) if grace_s > 0 else 1
         if not await self._delete(path, wait_s):
             return
         while not await self._is_gone_within(replica_id, wait_s + _CONFIRM_S):
             wait_s = 0
-            if (left := self._find(replica_id)) is not None and self._is_node_lost(left):
+            if (left := self._find_pod(replica_id)) is not None and self._is_node_lost(left):
                 await self._delete(f"{self._path()}/{left['metadata']['name']}", 0)
 
     async def list(self) -> Sequence[DriverReplica]:
@@ -92,7 +101,10 @@ class KubernetesDriver:
         for known in (self._deadlines, self._waits):
             for uid in known.keys() - uids:
                 del known[uid]
-        replicas = {one.id: one for pod in pods.values() if _is_leader(pod) for one in [self._replica(pod, now)]}
+        # A group without its first pod is about to get one.
+        groups = await self._groups.current() if self._groups is not None else {}
+        replicas = {one.id: one for group in groups.values() for one in [self._replica(group, now)]}
+        replicas |= {one.id: one for pod in pods.values() if _is_leader(pod) for one in [self._replica(pod, now)]}
         for name, found in foreign.items():
             replicas |= {one.id: one for pod in found.values() for one in [self._adoptable(name, pod, now)]}
         return sorted(replicas.values(), key=lambda one: one.id)
@@ -113,7 +125,8 @@ class KubernetesDriver:
 
     async def close(self) -> None:
         self._notes.close()
-        for watch in (self._pods, self._nodes, *self._foreign.values()):
+        groups = (self._groups,) if self._groups is not None else ()
+        for watch in (self._pods, self._nodes, *groups, *self._foreign.values()):
             await watch.close()
         await self._api.close()
 
@@ -189,6 +202,12 @@ class KubernetesDriver:
         self._changed = asyncio.Event()
 
     def _find(self, replica_id: str) -> Object | None:
+        """A replica's pod, or the group that is to have it."""
+        if (pod := self._find_pod(replica_id)) is not None or self._groups is None:
+            return pod
+        return next((one for one in self._groups.objects.values() if _replica_id(one) == replica_id), None)
+
+    def _find_pod(self, replica_id: str) -> Object | None:
         for pod in self._pods.objects.values():
             if _is_leader(pod) and _replica_id(pod) == replica_id:
                 return pod
@@ -206,9 +225,10 @@ class KubernetesDriver:
         found = self._pools.get(pool)
         return self._settings.of_pool(pool, found.kubernetes) if found is not None else self._settings
 
-    def _path(self, settings: KubernetesSettings | None = None) -> str:
-        if settings is not None and settings.nodes > 1:
-            return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{self._api.namespace}/leaderworkersets"
+    def _groups_path(self) -> str:
+        return f"/apis/leaderworkerset.x-k8s.io/v1/namespaces/{self._api.namespace}/leaderworkersets"
+
+    def _path(self) -> str:
         return f"/api/v1/namespaces/{self._api.namespace}/pods"
 
 
@@ -219,6 +239,10 @@ def _pool(pod: Object) -> str:
 def _replica_id(pod: Object) -> str:
     """Empty: the pod is not of this driver."""
     return str((pod["metadata"].get("annotations") or {}).get(f"{DOMAIN}/replica", ""))
+
+
+def _is_of_group(pod: Object) -> bool:
+    return INDEX_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def _is_leader(pod: Object) -> bool:

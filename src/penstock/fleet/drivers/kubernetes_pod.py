@@ -18,13 +18,16 @@ import msgspec
 from penstock import __version__
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.core.errors import ConfigError
-from penstock.core.settings import Settings
+from penstock.core.nodes import spread
+from penstock.core.parallelism import Parallelism
+from penstock.core.settings import EngineSettings, Settings
 from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.policy.observation import CapacityType
 from penstock.http.kubernetes_api import Object
 
 CONTAINER = "penstock"
+WORKER_COMPONENT = "replica-worker"  # of pods with ranks alone: gateways and the controller do not look for them
 DOMAIN = "penstock.dev"
 INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 _HOME = "/var/cache/penstock"
@@ -32,6 +35,7 @@ _MARGIN_S = 10  # for a process to end, after its streams have
 _PERIOD_S = 5  # of probes
 _MAX_NAME = 52  # of a pod that may get an ordinal, in a label of 63 characters
 _PLACES = ("metadata", "spec")
+_OF_A_SERVER = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
 
 
 def selector(fleet: str) -> str:
@@ -68,13 +72,13 @@ def render_pod(fleet: str, spec: ReplicaSpec, settings: KubernetesSettings, star
 
 
 def render_group(fleet: str, spec: ReplicaSpec, settings: KubernetesSettings, start_timeout_s: float) -> Object:
-    """Manifest of a replica over several nodes: a LeaderWorkerSet of one group, all of it replaced if a part is."""
-    pod = render_pod(fleet, spec, settings, start_timeout_s)
-    metadata = pod["metadata"]
-    template = {
-        "metadata": {key: metadata[key] for key in ("labels", "annotations")},
-        "spec": pod["spec"] | {"restartPolicy": "Always"},  # of a StatefulSet's pods
-    }
+    """Manifest of a replica over several nodes: a LeaderWorkerSet of one group. The same command runs in all of its
+    pods, and LeaderWorkerSet's variables tell each which node it is. A pod that ends is started again and joins again,
+    so the others stay. Raises ConfigError."""
+    check_group(spec.settings.engine, spec.gpus, settings.nodes)
+    of_node = dataclasses.replace(spec, gpus=spec.gpus // settings.nodes)
+    leader = render_pod(fleet, of_node, settings, start_timeout_s)
+    metadata = leader["metadata"]
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
@@ -84,11 +88,40 @@ def render_group(fleet: str, spec: ReplicaSpec, settings: KubernetesSettings, st
             "startupPolicy": "LeaderCreated",
             "leaderWorkerTemplate": {
                 "size": settings.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "workerTemplate": template,
+                "restartPolicy": "None",
+                "leaderTemplate": _template(leader),
+                "workerTemplate": _template(_as_worker(leader)),
             },
         },
     }
+
+
+def check_group(engine: EngineSettings, gpus: int, num_nodes: int) -> None:
+    """Raises ConfigError if ranks, or GPUs, cannot be shared out among the nodes."""
+    spread(Parallelism(engine.tp or 1, engine.pp or 1), num_nodes, param="kubernetes.nodes")
+    if gpus % num_nodes:
+        reason = f"{gpus} GPUs cannot be shared out among {num_nodes} nodes evenly"
+        raise ConfigError(reason, param="kubernetes.nodes")
+
+
+def _template(pod: Object) -> Object:
+    """A pod of a StatefulSet, which starts again what ends."""
+    return {
+        "metadata": {key: pod["metadata"][key] for key in ("labels", "annotations")},
+        "spec": pod["spec"] | {"restartPolicy": "Always"},
+    }
+
+
+def _as_worker(leader: Object) -> Object:
+    """The pod of a node that has ranks alone: nobody asks it over HTTP, and it stands for no replica. Told to end, it
+    waits for the leader itself."""
+    metadata = dict(leader["metadata"])
+    metadata["labels"] = metadata["labels"] | {"app.kubernetes.io/component": WORKER_COMPONENT}
+    containers = [
+        {key: value for key, value in one.items() if key not in _OF_A_SERVER} if one["name"] == CONTAINER else one
+        for one in leader["spec"]["containers"]
+    ]
+    return leader | {"metadata": metadata, "spec": leader["spec"] | {"containers": containers}}
 
 
 def _labels(fleet: str, spec: ReplicaSpec) -> dict[str, str]:

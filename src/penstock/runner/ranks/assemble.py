@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from penstock.core.cores import usable_cores
 from penstock.core.model_config import ModelConfig
+from penstock.core.nodes import nodes_of, spread
 from penstock.core.parallelism import parallelism_of
 from penstock.core.settings import EngineSettings
 from penstock.hub.checkpoint import Checkpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.runner.load import Phase
+from penstock.runner.ranks.identity import group_identity
 from penstock.runner.ranks.leader import OnLost, start_followers
 from penstock.runner.ranks.led import led
 
@@ -26,16 +28,15 @@ def assemble_ranks(
     """`model`: what the other ranks load, by its name, or random weights of this shape. `on_lost`: called in a thread
     when one of them is gone."""
     parallelism = parallelism_of(settings, checkpoint.config)
-    size = parallelism.num_ranks
-    if size == 1:
+    nodes = nodes_of(settings, {})  # variables are the server's affair
+    if parallelism.num_ranks == nodes.count == 1:
         return assemble(checkpoint, settings, phase, draft)
-    settings = replace(
-        settings,
-        threads=settings.threads or max(1, usable_cores() // size),
-        max_loras=settings.max_loras if parallelism.pp == 1 else 0,
-    )
-    leader = start_followers(model, checkpoint.config, settings, parallelism)
-    assembly = assemble(checkpoint, settings, phase, draft, leader)
+    identity = group_identity(checkpoint, settings, parallelism, nodes)
+    num_here = spread(parallelism, nodes.count).sizes[0]
+    settings = replace(settings, max_loras=settings.max_loras if parallelism.pp == 1 else 0)
+    here = replace(settings, threads=settings.threads or max(1, usable_cores() // num_here))
+    leader = start_followers(model, checkpoint.config, here, identity, nodes)
+    assembly = assemble(checkpoint, here, phase, draft, leader)
     leader.started()
     leader.watch(on_lost)
     return led(assembly, leader, parallelism)

@@ -46,8 +46,8 @@ class FollowerGroup:
         self.device = place.device
         self._connection = connection
 
-    def agree(self, own: EngineSize) -> EngineSize:
-        self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks))
+    def agree(self, own: EngineSize, formats: str) -> EngineSize:
+        self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks, formats))
         message = self._connection.receive()
         assert isinstance(message, Agreed)
         return with_size(own, message.size)

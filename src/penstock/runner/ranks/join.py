@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
+from penstock.core.nodes import NodeMap
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 from penstock.model.ops.shared_memory import SharedMemoryRanks
@@ -22,6 +24,7 @@ from penstock.runner.ranks.links import SocketLink
 from penstock.runner.ranks.messages import Ways
 
 SHARE_VARIABLE = "PENSTOCK_SHARE_GPU"  # 1: ranks may share a GPU, which is of use to tests alone
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # an address at which what listens on all is found
 
 
 class JoinedRanks(Ranks, Protocol):
@@ -30,7 +33,7 @@ class JoinedRanks(Ranks, Protocol):
 
 
 def device_of(wanted: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
-    """The rank's device: a GPU of its own, or the CPU for all."""
+    """The rank's device: a GPU of its own, or the CPU for all. Ranks are counted on this node."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "auto":
         wanted = "cuda" if num_gpus else "cpu"
@@ -47,50 +50,34 @@ def device_of(wanted: str, rank: int = 0, num_ranks: int = 1) -> torch.device:
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place among the others: who splits layers with it, and which layers are its stage's."""
+    """A rank's place among the others: who splits layers with it, which layers are its stage's, and its device."""
 
     parallelism: Parallelism
-    device: torch.device
+    nodes: NodeMap
     ranks: JoinedRanks
     stage: Stage
+    device: torch.device
 
 
-class Meeting:
-    """Where ranks of one host meet, made by the first: what each shares with others, and an address for all."""
-
-    def __init__(self, settings: EngineSettings, parallelism: Parallelism) -> None:
-        self._settings = settings
-        self._parallelism = parallelism
-        self._store: TCPStore | None = None
-        self.address = ""
-        size, tp = parallelism.num_ranks, parallelism.tp
-        if device_of(settings.device, 0, size).type == "cuda":
-            self._store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
-            self.address = f"127.0.0.1:{self._store.port}"
-            self.ways = [Ways() for _ in range(size)]
-            return
-        memories = [SharedMemoryRanks.create(tp) if tp > 1 else None for _ in range(parallelism.pp)]
-        pairs = [_descriptors(socket.socketpair()) for _ in range(size - tp)]  # by the rank that sends
-        self.ways = [
-            Ways(
-                memories[rank // tp],
-                before=pairs[rank - tp][1] if rank >= tp else None,
-                after=pairs[rank][0] if rank < size - tp else None,
-            )
-            for rank in range(size)
-        ]
-
-    def join(self, config: ModelConfig) -> Place:
-        """The first rank's side, once the others have been started. What was theirs is closed here."""
-        own = self.ways[0]
-        for descriptor in {each for ways in self.ways[1:] for each in ways.descriptors} - set(own.descriptors):
-            os.close(descriptor)
-        return join(self._settings, self._parallelism, 0, own, self._store, config)
+def make_store(settings: EngineSettings, parallelism: Parallelism, nodes: NodeMap, host: str) -> TCPStore | None:
+    """Where ranks find each other before they have collectives, made by the first, at its address. None: they have no
+    need of one, as on a CPU, where ranks of a stage that is on one node share memory."""
+    if device_of(settings.device, 0, nodes.sizes[0]).type == "cuda":
+        if parallelism.pp > 1 and len(nodes.sizes) > 1:
+            raise ConfigError("pipelines over GPUs of several nodes are not built yet: use tp", param="pp")
+    elif not any(nodes.spans(stage) for stage in _stages(parallelism)):
+        return None
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.bind((host, 0))
+    listening.listen()
+    own, port = _ANYWHERE.get(host, host), listening.getsockname()[1]
+    return TCPStore(own, port, None, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def join(
     settings: EngineSettings,
     parallelism: Parallelism,
+    nodes: NodeMap,
     rank: int,
     ways: Ways,
     store: Store | None,
@@ -98,46 +85,66 @@ def join(
 ) -> Place:
     """A rank's place, by what it was given. All ranks call this at once."""
     number, tp = rank // parallelism.tp, parallelism.tp
-    device = device_of(settings.device, rank, parallelism.num_ranks)
-    if device.type == "cuda":
+    shard, timeout_s = Shard(rank % tp, tp), settings.rank_timeout_s
+    node = nodes.node_of(rank)
+    own = nodes.ranks_of(node)
+    device = device_of(settings.device, rank - own.start, len(own))
+    if store is not None:
+        store.set(here_key(rank), "")
+    if device.type == "cuda" and len(nodes.sizes) == 1:
         assert store is not None
-        return _join_on_gpus(settings, parallelism, rank, device, store, config)
-    shard = Shard(rank % tp, tp)
+        return _join_on_gpus(settings, parallelism, nodes, rank, device, store, config)
     ranks: JoinedRanks
     if tp == 1:
         ranks = LoneStage()
+    elif ways.memory is not None:
+        ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=timeout_s, first_rank=number * tp)
     else:
-        assert ways.memory is not None
-        ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=settings.rank_timeout_s, first_rank=number * tp)
+        from penstock.runner.ranks.gloo import DistributedRanks
+
+        assert store is not None
+        others = [here_key(other) for other in range(number * tp, (number + 1) * tp)]
+        store.wait(others, timedelta(seconds=settings.node_timeout_s))
+        ranks = DistributedRanks(
+            shard,
+            device,
+            store,
+            host=nodes.hosts[node],
+            timeout_s=timeout_s,
+            first_rank=number * tp,
+            where=nodes.where,
+        )
     if parallelism.pp == 1:
-        return Place(parallelism, device, ranks, Stage())
+        return Place(parallelism, nodes, ranks, Stage(), device)
 
     def link(descriptor: int | None, other: int) -> SocketLink | None:
         if descriptor is None:
             return None
-        sock = socket.socket(fileno=descriptor)
-        return SocketLink(sock, hidden=config.hidden_size, other=other, timeout_s=settings.rank_timeout_s)
+        sock, where = socket.socket(fileno=descriptor), nodes.where(other)
+        return SocketLink(sock, hidden=config.hidden_size, other=other, where=where, timeout_s=timeout_s)
 
     layers = stage_layers(config, parallelism.pp)[number]
     stage = Stage(layers, link(ways.before, rank - tp), link(ways.after, rank + tp))
-    return Place(parallelism, device, ranks, stage)
+    return Place(parallelism, nodes, ranks, stage, device)
 
 
 def _join_on_gpus(
     settings: EngineSettings,
     parallelism: Parallelism,
+    nodes: NodeMap,
     rank: int,
     device: torch.device,
     store: Store,
     config: ModelConfig,
 ) -> Place:
+    """Among GPUs of one node."""
     from penstock.runner.ranks.symmetric_memory import LinkMemory, SymmetricMemoryLink, SymmetricMemoryRanks, meet
 
     tp, size = parallelism.tp, parallelism.num_ranks
     group = meet(store, rank, size, tp)
     ranks: JoinedRanks = SymmetricMemoryRanks(Shard(rank % tp, tp), device, group) if tp > 1 else LoneStage()
     if parallelism.pp == 1:
-        return Place(parallelism, device, ranks, Stage())
+        return Place(parallelism, nodes, ranks, Stage(), device)
     memory = LinkMemory(rank, device)
     dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     before, after = (
@@ -146,7 +153,18 @@ def _join_on_gpus(
     )
     if before is not None:
         before.offer()
-    return Place(parallelism, device, ranks, Stage(stage_layers(config, parallelism.pp)[rank // tp], before, after))
+    stage = Stage(stage_layers(config, parallelism.pp)[rank // tp], before, after)
+    return Place(parallelism, nodes, ranks, stage, device)
+
+
+def here_key(rank: int) -> str:
+    """The key of a store that says that a rank is about to join."""
+    return f"here-{rank}"
+
+
+def _stages(parallelism: Parallelism) -> list[range]:
+    tp = parallelism.tp
+    return [range(tp * stage, tp * (stage + 1)) for stage in range(parallelism.pp)]
 
 
 class LoneStage(SingleRank):
@@ -156,13 +174,9 @@ class LoneStage(SingleRank):
         """Nobody waits here."""
 
 
-def store_at(address: str, size: int) -> Store | None:
+def store_at(address: str) -> Store | None:
     """The first rank's store; "": ranks need none."""
     if not address:
         return None
     host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), size, is_master=False)
-
-
-def _descriptors(pair: tuple[socket.socket, socket.socket]) -> tuple[int, int]:
-    return pair[0].detach(), pair[1].detach()
+    return TCPStore(host.strip("[]"), int(port), None, is_master=False)

@@ -9,27 +9,31 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
+from typing import Protocol
 
 import msgspec
+from torch._C._distributed_c10d import Store
 
-from penstock.core.errors import EngineFailed, PenstockError, all_errors
+from penstock.core.errors import ConfigError, EngineFailed, PenstockError, all_errors
 from penstock.core.model_config import ModelConfig
-from penstock.core.parallelism import Parallelism
+from penstock.core.nodes import Nodes, spread
 from penstock.core.ranks import RankLost
 from penstock.core.settings import EngineSettings
 from penstock.runner.ranks.connection import Connection, Disconnected
-from penstock.runner.ranks.join import JoinedRanks, Meeting, Place
+from penstock.runner.ranks.gathering import Gathered, Gathering, RemoteProcess
+from penstock.runner.ranks.join import JoinedRanks, Place, device_of, here_key, join, make_store
 from penstock.runner.ranks.messages import (
     Agreed,
     Alive,
     Chosen,
     FailedToStart,
     FromFollower,
+    GroupIdentity,
     Lost,
     RankSpec,
     RunStep,
@@ -37,20 +41,37 @@ from penstock.runner.ranks.messages import (
     Started,
     ToFollower,
 )
+from penstock.runner.ranks.process import start_rank
+from penstock.runner.ranks.ways import close_descriptors, make_ways
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
 from penstock.sched.plan import Sampled
 
 log = logging.getLogger("penstock.runner")
 
+_LOOPBACK = "127.0.0.1"
+_CAUSE_S = 1.0  # what another rank notices is told within this time of what we see ourselves
+_LOOK_S = 0.02
 OnLost = Callable[[RankLost], None]
+
+
+class RankProcess(Protocol):
+    """A rank's process, on this node or another."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float = ...) -> int: ...
+
+    def kill(self) -> None: ...
 
 
 class Follower:
     """Another rank, as the leader knows it."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], connection: Connection) -> None:
+    def __init__(self, rank: int, process: RankProcess, connection: Connection, where: str = "") -> None:
+        """`where`: its node, if there are several."""
         self.rank = rank
+        self.where = where
         self.process = process
         self._connection = connection
 
@@ -67,32 +88,43 @@ class Follower:
         except Disconnected:
             raise EngineFailed(str(self.lost())) from None
         if isinstance(message, FailedToStart):
-            raise _error(message.code, f"rank {self.rank}: {message.message}")
+            raise _error(message.code, f"{self.name}: {message.message}")
+        if isinstance(message, Lost):
+            raise EngineFailed(f"{self.name}: {RankLost(message.rank, message.why)}")
         assert isinstance(message, Sized | Started)
         return message
 
-    def next(self, timeout_s: float) -> Alive | Chosen:
+    def next(self, timeout_s: float) -> Alive | Chosen | Lost:
         """What it says while it runs."""
         try:
             message = self._connection.receive(timeout_s)
         except Disconnected:
             raise self.lost() from None
         except TimeoutError:
-            raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s") from None
-        if isinstance(message, Lost):
-            raise RankLost(message.rank, message.why)
-        assert isinstance(message, Alive | Chosen)
+            raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s", self.where) from None
+        if isinstance(message, FailedToStart):
+            raise RankLost(self.rank, message.message, self.where)
+        assert isinstance(message, Alive | Chosen | Lost)
         return message
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} ({self.where})" if self.where else f"rank {self.rank}"
+
+    def end(self) -> None:
+        self._connection.close()
+        self.process.kill()
 
     def lost(self) -> RankLost:
         """Its death, in words."""
         try:
             status = self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return RankLost(self.rank, "it closed its connection")
+            is_node_gone = isinstance(self.process, RemoteProcess) and self.process.is_node_gone
+            return RankLost(self.rank, f"its {'node' if is_node_gone else 'process'} closed its connection", self.where)
         if status < 0:
-            return RankLost(self.rank, f"its process was killed by {signal.Signals(-status).name}")
-        return RankLost(self.rank, f"its process ended with status {status}")
+            return RankLost(self.rank, f"its process was killed by {signal.Signals(-status).name}", self.where)
+        return RankLost(self.rank, f"its process ended with status {status}", self.where)
 
 
 class Leader:
@@ -102,6 +134,7 @@ class Leader:
         self.ranks: JoinedRanks = place.ranks
         self.stage = place.stage
         self.device = place.device
+        self._nodes = place.nodes
         self._chooser = place.parallelism.chooser
         self._followers = followers
         self._timeout_s = settings.rank_timeout_s  # how long a follower may be silent, or behind
@@ -109,13 +142,21 @@ class Leader:
         self._num_calls = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()  # adapters are read by a thread of their own
+        self._cause: RankLost | None = None  # the first loss that was seen here, and not told by another rank
+        self._is_found = threading.Event()
 
-    def agree(self, own: EngineSize) -> EngineSize:
+    def agree(self, own: EngineSize, formats: str) -> EngineSize:
         """The size that all ranks have room for; they are told."""
-        sizes = [_sized(own)]
+        sizes = [_sized(own, formats)]
         for follower in self._followers:
             message = follower.receive()
             assert isinstance(message, Sized)
+            if follower.where and message.formats != formats:
+                raise ConfigError(
+                    f"{follower.name} would compute in {message.formats}, and rank 0 in {formats}: nodes that differ "
+                    "need dtype and quant",
+                    param="dtype",
+                )
             sizes.append(message)
         agreed = Sized(
             min(size.num_blocks for size in sizes),
@@ -163,6 +204,11 @@ class Leader:
             name = f"watch-rank-{follower.rank}"
             threading.Thread(target=self._watch, args=(follower, on_lost), name=name, daemon=True).start()
 
+    def close(self) -> None:
+        """End all other ranks."""
+        for follower in self._followers:
+            follower.end()
+
     def _watch(self, follower: Follower, on_lost: OnLost) -> None:
         made, told, since_s = -1, 0, monotonic()
         try:
@@ -171,12 +217,19 @@ class Leader:
                 if isinstance(message, Chosen):
                     self._chosen.put(message.sampled)
                     continue
+                if isinstance(message, Lost):
+                    self._is_found.wait(_CAUSE_S)
+                    raise self._cause or RankLost(message.rank, message.why, self._nodes.where(message.rank))
                 now_made = message.num_calls
                 if now_made != made or made >= told:  # it went on, or had nothing to do
                     made, told, since_s = now_made, self._num_calls, monotonic()
                 elif monotonic() - since_s > self._timeout_s:
-                    raise RankLost(follower.rank, f"it has hung in a step for {self._timeout_s:g} s")
+                    why = f"it has hung in a step for {self._timeout_s:g} s"
+                    raise RankLost(follower.rank, why, follower.where)
         except RankLost as lost:
+            if self._cause is None and lost.rank == follower.rank:
+                self._cause = lost
+                self._is_found.set()
             first = self._first_lost(lost)
             self.ranks.give_up(first.rank)
             self._chosen.put(first)
@@ -192,23 +245,50 @@ class Leader:
 
 
 def start_followers(
-    model: str | ModelConfig, config: ModelConfig, settings: EngineSettings, parallelism: Parallelism
+    model: str | ModelConfig, config: ModelConfig, settings: EngineSettings, identity: GroupIdentity, nodes: Nodes
 ) -> Leader:
-    """Processes for all ranks but this one, which load their parts meanwhile. `model`: see `RankSpec`."""
-    meeting = Meeting(settings, parallelism)
+    """Processes for all ranks but this one, which load their parts meanwhile. Other nodes are waited for, and start
+    those of their ranks. `model`: see `RankSpec`."""
+    parallelism = identity.parallelism
+    node_map = spread(parallelism, nodes.count)
+    device = device_of(settings.device, 0, node_map.sizes[0]).type
+    gathering = Gathering(nodes, node_map, identity, settings) if nodes.count > 1 else None
+    store = make_store(settings, parallelism, node_map, gathering.host if gathering is not None else _LOOPBACK)
+    gathered = Gathered(node_map, {}, {}, {})
+    if gathering is not None:
+        sent = replace(settings, device="cuda" if device == "cuda" else "cpu")
+        gathered = gathering.gather(store.port if store is not None else 0, sent)
+    node_map = gathered.nodes
+    between = {sender: sock.detach() for sender, sock in gathered.links.items()}
+    ways = make_ways(parallelism, node_map, 0, between, shares_memory=device == "cpu")
+    address = f"{store.host}:{store.port}" if store is not None else ""
     followers = []
-    for rank in range(1, parallelism.num_ranks):
+    for rank in node_map.ranks_of(0)[1:]:
         ours, theirs = socket.socketpair()
-        ways = meeting.ways[rank]
-        spec = RankSpec(rank, parallelism, theirs.fileno(), ways, meeting.address, model, settings)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.engine_process.rank", msgspec.json.encode(spec).decode()],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *ways.descriptors],
-        )
-        theirs.close()
-        followers.append(Follower(rank, process, Connection(ours, FromFollower)))
-    return Leader(meeting.join(config), followers, settings)
+        spec = RankSpec(rank, parallelism, theirs.fileno(), ways[rank], address, node_map, model, settings)
+        with theirs:
+            process = start_rank(spec)
+        followers.append(Follower(rank, process, Connection(ours, FromFollower), node_map.where(rank)))
+    close_descriptors(ways.values(), besides=ways[0].descriptors)
+    for rank, sock in sorted(gathered.controls.items()):
+        remote = RemoteProcess(rank, gathered.joined[node_map.node_of(rank)])
+        followers.append(Follower(rank, remote, Connection(sock, FromFollower), node_map.where(rank)))
+    if store is not None:
+        _wait_until_here(store, followers, settings)
+    return Leader(join(settings, parallelism, node_map, 0, ways[0], store, config), followers, settings)
+
+
+def _wait_until_here(store: Store, followers: Sequence[Follower], settings: EngineSettings) -> None:
+    """Until all ranks have come so far that they are about to join: one that cannot says so, or has ended."""
+    deadline_s = monotonic() + settings.node_timeout_s
+    waiting = list(followers)
+    while waiting := [each for each in waiting if not store.check([here_key(each.rank)])]:
+        for follower in waiting:
+            if follower.process.poll() is not None:
+                follower.receive()  # raises what it has said
+            if monotonic() > deadline_s:
+                raise EngineFailed(f"{follower.name} did not start within {settings.node_timeout_s:g} s")
+        time.sleep(_LOOK_S)
 
 
 def with_size(own: EngineSize, agreed: Sized) -> EngineSize:
@@ -224,8 +304,8 @@ def with_size(own: EngineSize, agreed: Sized) -> EngineSize:
     )
 
 
-def _sized(size: EngineSize) -> Sized:
-    return Sized(size.num_blocks, size.host_blocks, size.staging_blocks)
+def _sized(size: EngineSize, formats: str) -> Sized:
+    return Sized(size.num_blocks, size.host_blocks, size.staging_blocks, formats)
 
 
 def _error(code: str, message: str) -> PenstockError:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.ranks import RankLost
+from penstock.runner.ranks.connection import tune
 
 _BUFFER_BYTES = 8 << 20
 
@@ -15,20 +16,22 @@ _BUFFER_BYTES = 8 << 20
 class SocketLink:
     """One end. It is as long as the ranks at both ends live; what breaks it is the other one's death."""
 
-    def __init__(self, sock: socket.socket, *, hidden: int, other: int, timeout_s: float) -> None:
-        """`other`: the rank at the other end."""
+    def __init__(self, sock: socket.socket, *, hidden: int, other: int, where: str = "", timeout_s: float) -> None:
+        """`other`: the rank at the other end; `where`: its node, if there are several."""
+        tune(sock, timeout_s)
         sock.settimeout(timeout_s)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         self._socket = sock
         self._hidden = hidden
         self._other = other
+        self._where = where
 
     def send(self, x: Tensor) -> None:
         try:
             self._socket.sendall(_bytes(x.float().contiguous()))
         except OSError as error:
-            raise RankLost(self._other, f"it does not take the stream of a step ({error})") from None
+            raise self._lost(f"it does not take the stream of a step ({error})") from None
 
     def receive(self, num_rows: int) -> Tensor:
         out = torch.empty(num_rows, self._hidden, dtype=torch.float32)
@@ -37,11 +40,14 @@ class SocketLink:
             try:
                 count = self._socket.recv_into(view)
             except OSError as error:
-                raise RankLost(self._other, f"it does not send the stream of a step ({error})") from None
+                raise self._lost(f"it does not send the stream of a step ({error})") from None
             if not count:
-                raise RankLost(self._other, "it closed its connection")
+                raise self._lost("it closed its connection")
             view = view[count:]
         return out
+
+    def _lost(self, why: str) -> RankLost:
+        return RankLost(self._other, why, self._where)
 
 
 def _bytes(x: Tensor) -> memoryview:

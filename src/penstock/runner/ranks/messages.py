@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.model_config import ModelConfig
+from penstock.core.nodes import NodeMap
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 from penstock.sched.plan import Sampled
@@ -30,6 +31,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     control: int  # descriptor of its socket to the leader
     ways: Ways
     store: str  # address of the store by which devices meet; "": they need none
+    nodes: NodeMap
     model: str | ModelConfig  # its name; or a shape, which is filled with random weights
     engine: EngineSettings
 
@@ -38,11 +40,12 @@ class RankSpec(msgspec.Struct, frozen=True):
 
 
 class Sized(msgspec.Struct, frozen=True, tag=True):
-    """The blocks that a rank has room for."""
+    """The blocks that a rank has room for, and the number formats that it found best where nobody had said."""
 
     num_blocks: int
     host_blocks: int
     staging_blocks: int
+    formats: str = ""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +72,8 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedToStart(msgspec.Struct, frozen=True, tag=True):
+    """It ends, for want of something else: most often it has not started yet."""
+
     code: str
     message: str
 
@@ -138,3 +143,76 @@ ToFollower = (
     | ParkMemory
     | WakeMemory
 )
+
+
+# -- between nodes
+
+
+class GroupIdentity(msgspec.Struct, frozen=True):
+    """What all nodes of a replica must have in common."""
+
+    num_nodes: int
+    parallelism: Parallelism
+    config: str  # digest of the model's shape
+    files: dict[str, str]  # digests of its weights, by name; none: they are random
+    formats: dict[str, str]  # settings about number formats
+
+
+class NodeHello(msgspec.Struct, frozen=True, tag=True):
+    """A node's first word to the leader."""
+
+    node: int
+    port: int  # where it can be reached by nodes with an earlier stage's ranks
+    identity: GroupIdentity
+
+
+class RankHello(msgspec.Struct, frozen=True, tag=True):
+    """The first word on what becomes a rank's connection to the leader."""
+
+    session: str
+    rank: int
+
+
+class LinkHello(msgspec.Struct, frozen=True, tag=True):
+    """The first word on what becomes the way from a rank to one of the next stage."""
+
+    session: str
+    sender: int
+
+
+Hello = NodeHello | RankHello | LinkHello
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Hello`."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """The other answer."""
+
+    reason: str
+    is_final: bool  # to try again is of no use
+
+
+Answer = Welcome | Refusal
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """From the leader to each node, once all are there: start your ranks."""
+
+    session: str
+    parallelism: Parallelism
+    nodes: NodeMap
+    ports: list[int]  # by node: where it can be reached
+    store_port: int  # of the leader's store by which devices meet; 0: they need none
+    engine: EngineSettings
+
+
+class RankEnded(msgspec.Struct, frozen=True, tag=True):
+    """From a node: the process of one of its ranks has ended."""
+
+    rank: int
+    status: int
+
+
+FromNode = RankEnded

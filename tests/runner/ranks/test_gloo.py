@@ -1,0 +1,68 @@
+"""Collectives between nodes, by ranks that are threads here: real sockets, the bits of a sum in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from penstock.model.shard import Shard
+from penstock.runner.ranks.gloo import DistributedRanks
+
+SHAPES = [(1, 5), (3, 64), (7, 333)]
+
+
+def on_every_rank(
+    size: int, run: Callable[[DistributedRanks], list[Tensor]], *, gathered_bytes: int = 1 << 20
+) -> list[list[Tensor]]:
+    store = HashStore()
+
+    def one(rank: int) -> list[Tensor]:
+        ranks = DistributedRanks(
+            Shard(rank, size),
+            torch.device("cpu"),
+            store,
+            host=f"127.0.0.{rank + 1}",
+            timeout_s=60.0,
+            gathered_bytes=gathered_bytes,
+        )
+        return run(ranks)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def part(rank: int, shape: tuple[int, int]) -> Tensor:
+    """Of numbers whose sum depends on the order in which they are added."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(shape, generator=generator) * 10.0 ** torch.randint(-3, 4, shape, generator=generator)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("gathered_bytes", [1 << 20, 0], ids=["gathered", "in-pieces"])
+def test_every_rank_has_the_bits_of_a_sum_in_rank_order(size: int, gathered_bytes: int) -> None:
+    found = on_every_rank(
+        size,
+        lambda ranks: [ranks.sum(part(ranks.shard.rank, shape)) for shape in SHAPES],
+        gathered_bytes=gathered_bytes,
+    )
+    for number, shape in enumerate(SHAPES):
+        wanted = part(0, shape)
+        for rank in range(1, size):
+            wanted = wanted + part(rank, shape)
+        for sums in found:
+            assert torch.equal(sums[number], wanted)
+
+
+def test_columns_are_gathered_side_by_side_and_the_first_ranks_are_broadcast() -> None:
+    def run(ranks: DistributedRanks) -> list[Tensor]:
+        own = part(ranks.shard.rank, (3, 4)).to(torch.bfloat16)
+        return [ranks.gather(own), ranks.broadcast(torch.tensor([7 - ranks.shard.rank]))]
+
+    for columns, token in on_every_rank(3, run):
+        assert torch.equal(columns, torch.cat([part(rank, (3, 4)) for rank in range(3)], dim=1).to(torch.bfloat16))
+        assert token.tolist() == [7]
