@@ -155,6 +155,7 @@ def test_prompts_go_where_their_prefix_is_held() -> None:
             assert len(hashes) > 1
             assert request.forward().status == 200
             eventually(partial(epp.num_held, where, hashes), lambda found, wanted=hashes: found == len(wanted))
+            eventually(epp.gateway.is_idle)
         for where, prompt in [*prompts.items()] * 3:
             request = epp.envoy.ask(asked(prompt + "and more"))
             assert request.endpoints[0] == where
