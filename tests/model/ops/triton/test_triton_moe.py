@@ -121,6 +121,7 @@ CHOICES = matrix(
 )
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize(("dtype", "choice"), CHOICES, ids=str)
 def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, choice: tuple[int, Spread]) -> None:
     check(weights_of(6, 64, 48), choice[0], 3, dtype, choice[1])
@@ -302,6 +303,7 @@ def test_many_rows_of_long_experts() -> None:
     check(weights_of(4, 64, 4608), 600, 2, torch.bfloat16, "ragged")
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize("tokens", matrix([3, 20], [3, slow(20)]))
 def test_a_row_of_nan_is_its_own_affair(tokens: int) -> None:
     logits = rows_of(tokens, 6, torch.float32)
