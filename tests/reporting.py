@@ -70,12 +70,6 @@ class Reporter:
         self._slowness = 1.0
         self._sampled: tuple[str, float] = ("", 0.0)  # in which file, and when in CPU seconds
 
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """The longest files first, where workers share them: at the end nobody waits for one long file."""
-        if hasattr(config, "workerinput"):
-            seconds = {file: spent_s for part in read_budgets().values() for file, spent_s in part.items()}
-            items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0.0))
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Neighbours make a processor slower for minutes at a time: that is measured anew in each file and second."""

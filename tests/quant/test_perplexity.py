@@ -22,7 +22,7 @@ def measured() -> dict[str, float]:
     found = {}
     for name in ("float32", *MOST):
         settings = EngineSettings(device="cpu", max_model_len=64, threads=1, **FORMATS[name])
-        found[name] = perplexity(checkpoint, settings, token_ids, windows=8, length=64).decode
+        found[name] = perplexity(checkpoint, settings, token_ids, windows=4, length=64).decode
     return found
 
 

@@ -17,6 +17,8 @@ from penstock.sim.flight import Ask
 from penstock.sim.profile import Profile
 from penstock.sim.simulation import Simulation
 
+pytestmark = pytest.mark.slow
+
 OTHERS: tuple[StrategyName, ...] = ("round_robin", "session", "least_connections")
 REPLICAS, REQUESTS, BLOCK = 4, 600, 512
 

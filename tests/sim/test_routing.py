@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from penstock.core.slo import Slo
 from penstock.router.strategies import RoutingSettings, StrategyName
 from penstock.sim.cost import StepCost
@@ -45,6 +47,7 @@ def mean_e2e_s(result: Result) -> float:
     return result.e2e_s.mean or 0.0
 
 
+@pytest.mark.slow
 def test_few_hot_prefixes_are_spread_over_the_fleet() -> None:
     asks = asked(600, 60.0, prefixes=3, seed=1)
     found, turns = simulated("kv_aware", 8, asks), simulated("round_robin", 8, asks)
@@ -59,6 +62,7 @@ def test_at_very_low_load_every_replica_gets_a_prefix() -> None:
     assert result.hit_rate > 0.7
 
 
+@pytest.mark.slow
 def test_without_shared_prefixes_it_is_not_behind_round_robin() -> None:
     """Several seeds are taken together: one alone differs by a per cent or two by chance."""
     found, turns = [], []

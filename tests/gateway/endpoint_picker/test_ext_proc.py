@@ -25,7 +25,9 @@ from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings
 from penstock.health.settings import HealthSettings
 from penstock.health.slow_start import SlowStartSettings
+from penstock.router.load import Load
 from penstock.router.request import EdgeRequest
+from penstock.router.strategies import RoutingSettings, Weights
 from tests.certificates import new_ca
 from tests.gateway.endpoint_picker.fake_envoy import BUFFERED, DUPLEX, NONE, FakeEnvoy
 from tests.gateway.running import RunningGateway, running_gateway
@@ -33,6 +35,8 @@ from tests.server.replica import NAME, Replica, engines_paused, serving
 from tests.waiting import GIVE_UP_S, eventually
 
 ROUTING_TOKENS = 256  # of a block
+# Reports of a busy machine come late, and tell of load that is over.
+BY_PREFIX = RoutingSettings(weights=Weights(load=Load(queue=0.0, kv_pressure=0.0, output=0.0)))
 SETTINGS = EndpointPickerSettings(port=0, health_port=0, secure=False, max_body_bytes=200_000)
 
 
@@ -150,6 +154,8 @@ def test_prompts_go_where_their_prefix_is_held() -> None:
         serving(routing_tokens=ROUTING_TOKENS) as two,
         picking(one, two) as epp,
     ):
+        router = epp.app.admission.router
+        epp.gateway.call(lambda: router.configure(BY_PREFIX, {}))
         tokens = epp.app.pools[NAME].tokens
         eventually(lambda: tokens.prompt_tokenizer is not None)
         prompts = {endpoint(one): "the fox and the dog " * 130, endpoint(two): "one and the second " * 130}
@@ -160,6 +166,7 @@ def test_prompts_go_where_their_prefix_is_held() -> None:
             assert len(hashes) > 1
             assert request.forward().status == 200
             eventually(partial(epp.num_held, where, hashes), lambda found, wanted=hashes: found == len(wanted))
+            eventually(epp.gateway.is_idle)
         for where, prompt in [*prompts.items()] * 3:
             eventually(epp.is_quiet)
             request = epp.envoy.ask(asked(prompt + "and more"))

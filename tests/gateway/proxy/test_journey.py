@@ -35,6 +35,7 @@ from penstock.gateway.records.facts import Ending
 from penstock.health.quarantine import ALIBI_TOKENS
 from penstock.health.retries import RetryBudget
 from penstock.router.routes import Failure
+from tests.examples import examples
 
 REPLICAS = tuple("abcd")
 STATUSES = st.sampled_from((200, 200, 200, 204, 400, 404, 429, 500, 503))
@@ -301,8 +302,8 @@ class FakeWorld(RuleBasedStateMachine):
             assert self.journey.backed_off(legs) == ()
 
 
-TestJourneyInAnyWorld = FakeWorld.TestCase
-TestJourneyInAnyWorld.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestJourneyInAnyWorld = pytest.mark.slow(FakeWorld.TestCase)
+TestJourneyInAnyWorld.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 FAILS = {"num_tokens": TOKENS, "is_resumable": st.booleans()}
 EVENTS = st.one_of(

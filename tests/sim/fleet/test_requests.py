@@ -19,6 +19,8 @@ from penstock.sim.fleet.result import FleetResult
 from penstock.sim.fleet.serving import Serving
 from penstock.sim.profile import Profile
 
+pytestmark = pytest.mark.slow
+
 SLO = Slo(ttft_s=2.0, tpot_s=0.2)
 SLOW = Profile(
     "slow",

@@ -48,6 +48,7 @@ CASES = matrix(
 )
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize(("dtype", "shape", "block_size"), CASES, ids=str)
 def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str, block_size: int) -> None:
     torch.manual_seed(0)
@@ -56,6 +57,7 @@ def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str,
         both.check(both.work(lengths))
 
 
+@SLOW_INTERPRETED
 @ONE_DTYPE
 @pytest.mark.parametrize("window", matrix([None, 300], [None, 150]))
 def test_contexts_are_split_and_joined(dtype: torch.dtype, window: int | None) -> None:

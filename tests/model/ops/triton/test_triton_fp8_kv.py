@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.model.ops import KVShape
-from tests.devices import DEVICE, NEEDS_FP8, matrix, slow
+from tests.devices import DEVICE, NEEDS_FP8, SLOW_INTERPRETED, matrix, slow
 from tests.model.ops.triton.pair import ONE_DTYPE, TOLERANCES, Both, Heads, TritonOps, close, rope, tensors
 from tests.model.ops.triton.test_triton_shared_prefix import FEW
 from tests.model.paged import make_batch
@@ -50,6 +50,7 @@ def test_contexts_are_split_and_joined(dtype: torch.dtype) -> None:
     both.check(both.work(matrix([(1500, 1), (3, 1), (700, 1)], [(130, 1), (3, 1)])))
 
 
+@SLOW_INTERPRETED
 @ONE_DTYPE
 def test_shared_prefixes_equal_the_reference(dtype: torch.dtype) -> None:
     both = cached(matrix([Heads(8, 2, 64)], [Heads(4, 2, 16)])[0], dtype, matrix([64], [16])[0])

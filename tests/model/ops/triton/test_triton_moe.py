@@ -121,6 +121,7 @@ CHOICES = matrix(
 )
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize(("dtype", "choice"), CHOICES, ids=str)
 def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, choice: tuple[int, Spread]) -> None:
     check(weights_of(6, 64, 48), choice[0], 3, dtype, choice[1])
@@ -177,7 +178,7 @@ def test_fp8(tokens: int) -> None:
     check(on_device(pairs), tokens, 2, torch.bfloat16, "ragged", ROUNDED_ROWS["fp8"] if tokens > routing.FEW else None)
 
 
-GROUPED = [(4, "zeros", 1), slow(8, "minimums", 40), slow(8, "minimums", 1), slow(4, "zeros", 40)]
+GROUPED = [slow(4, "zeros", 1), slow(8, "minimums", 40), slow(8, "minimums", 1), slow(4, "zeros", 40)]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_small_groups_too(bits: Literal[4, 8]) -> None:
         check(integers(bits, 32, "zeros"), tokens, 2, HALF, "ragged")
 
 
-@pytest.mark.parametrize("tokens", matrix([3, 40], [slow(3), 40]))
+@pytest.mark.parametrize("tokens", matrix([3, 40], [slow(3), slow(40)]))
 def test_columns_may_lie_in_an_order_of_each_experts_own(tokens: int) -> None:
     def shuffled(weight: GroupedWeight, seed: int) -> GroupedWeight:
         order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed)).to(DEVICE)
@@ -321,6 +322,7 @@ def test_many_rows_of_long_experts() -> None:
     check(weights_of(4, 64, 4608), 600, 2, torch.bfloat16, "ragged")
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize("tokens", matrix([3, 20], [3, slow(20)]))
 def test_a_row_of_nan_is_its_own_affair(tokens: int) -> None:
     logits = rows_of(tokens, 6, torch.float32)

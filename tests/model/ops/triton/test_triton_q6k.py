@@ -96,6 +96,7 @@ def test_a_product_with_groups_of_16(bits: Bits, kind: str, size: tuple[int, int
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize("count", matrix([1, 40], [1]))
 def test_bias_and_order_of_columns(count: int) -> None:
     weight = fine(64, 256, 8, "zeros", ordered=True)
@@ -168,6 +169,7 @@ def test_blocks_of_several_types_join_and_stay_small() -> None:
     assert relative_error(linear(x), expected) < 2e-3
 
 
+@SLOW_INTERPRETED
 def test_an_embedding_and_a_head_in_groups_of_16() -> None:
     table = blocks("Q6_K", 96)
     embedding, head = TritonOps(DEVICE, torch.float16).tied(table)

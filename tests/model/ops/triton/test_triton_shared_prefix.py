@@ -68,6 +68,7 @@ CASES = matrix(
 )
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize(("dtype", "shape", "block_size", "tile"), CASES, ids=str)
 def test_attention_equals_the_reference(dtype: torch.dtype, shape: str, block_size: int, tile: int) -> None:
     torch.manual_seed(0)
@@ -76,6 +77,7 @@ def test_attention_equals_the_reference(dtype: torch.dtype, shape: str, block_si
     both.check(sharing.work(both), sharing.shared(block_size, tile))
 
 
+@SLOW_INTERPRETED
 @ONE_DTYPE
 def test_own_parts_are_split_too(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 from penstock.quant import Quant, to_quant
 from penstock.quant.integers import by_row
-from tests.devices import BFLOAT16, DEVICE, NEEDS_INSTRUCTIONS, matrix, slow
+from tests.devices import BFLOAT16, DEVICE, NEEDS_INSTRUCTIONS, SLOW_INTERPRETED, matrix, slow
 from tests.model.paged import PagedSequence, make_batch
 
 TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 6e-3}
@@ -106,6 +106,7 @@ def test_a_product_of_many_rows(bits: Bits, kind: str, dtype: torch.dtype) -> No
         assert relative_error(linear(x), x.float() @ expected.T) < TOLERANCES[dtype]
 
 
+@SLOW_INTERPRETED
 @pytest.mark.parametrize("bits", [4, 8])
 def test_groups_shorter_than_a_chunk_are_widened_for_many_rows(bits: Bits) -> None:
     weight = integers(matrix([64], [16])[0], 256, 32, bits, "minimums")
@@ -124,7 +125,7 @@ def test_bias_and_order_of_columns(count: int) -> None:
 
 @pytest.mark.parametrize(
     ("ffn", "count"),  # whose halves are whole tiles, or not
-    matrix(list(product([64, 56], [1, 3, 40])), [(64, 3), slow(56, 1), slow(64, 40)]),
+    matrix(list(product([64, 56], [1, 3, 40])), [slow(64, 3), slow(56, 1), slow(64, 40)]),
 )
 def test_a_layer_with_another_format_in_each_linear(count: int, ffn: int) -> None:
     """Sums that wait for a norm meet products that norm, add and gate themselves."""
@@ -143,6 +144,7 @@ def test_a_layer_with_another_format_in_each_linear(count: int, ffn: int) -> Non
     assert relative_error(*results) < 5e-3
 
 
+@SLOW_INTERPRETED
 def test_an_embedding_is_looked_up_in_integers() -> None:
     table = integers(96, 256, 32, 4, "minimums")
     embedding, head = TritonOps(DEVICE, torch.float16).tied(table)
@@ -160,6 +162,7 @@ def test_groups_of_other_sizes_are_widened_when_they_are_loaded() -> None:
     assert relative_error(linear(x), x.float() @ weight.dequantized().T) < 2e-3
 
 
+@SLOW_INTERPRETED
 def test_integers_times_integers_are_exact_before_they_are_scaled() -> None:
     """Of many rows, or where there are no instructions of a GPU's own."""
     weight = by_row(rows_of(48, 80, torch.float32).cpu())

@@ -1,0 +1,110 @@
+"""A pytest plugin for runs with several workers: xdist hands out files, and only the worker that got one imports it.
+
+Without it every worker imports every file and collects every test before the first one runs. In a worker each file is
+one item, which collects its tests when it is its turn and runs them; what is reported are the tests. `tools/suite.py`
+turns it on with `-p tests.by_file`. Expressions of markers and keywords hold; node ids of single tests do not.
+
+The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to one
+worker for as long as the others have something else to do: with transformers it takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScheduling
+
+from tests.reporting import read_budgets
+
+_TORCH = re.compile(r"\b(torch|transformers|triton|tests\.(model|quant|runner|equality|hub)|penstock\.(model|quant))\b")
+
+
+class TestFile(pytest.Item):
+    """The tests of a file, before they are collected."""
+
+    __test__ = False
+
+    def runtest(self) -> None:
+        raise AssertionError("its tests are run, and not itself")
+
+    def collected(self) -> list[pytest.Item]:
+        assert self.parent is not None
+        module = pytest.Module.from_parent(self.parent, path=self.path)
+        gc.collect()  # of what earlier tests left; the rest is frozen
+        gc.disable()  # imports make objects that stay
+        try:
+            items = list(self.session.genitems(module))
+        finally:
+            gc.freeze()
+            gc.enable()
+        self.config.hook.pytest_collection_modifyitems(session=self.session, config=self.config, items=items)
+        return items
+
+    def run_all(self, nextitem: pytest.Item | None) -> None:
+        place = self.session.items.index(self)
+        items = self.collected()
+        for item, follower in zip(items, [*items[1:], nextitem], strict=False):
+            self.session.items[place] = item  # where xdist looks up what it reports
+            self.config.hook.pytest_runtest_protocol(item=item, nextitem=follower)
+            if self.session.shouldfail or self.session.shouldstop:
+                break
+        if not items:  # the file before left standing what this one might have used
+            self.session._setupstate.teardown_exact(nextitem)
+        self.session.items[place] = self
+
+
+class _Worker:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        """Files have no markers: an expression leaves out none of them."""
+        files = [item for item in items if isinstance(item, TestFile)]
+        items[:] = [item for item in items if not isinstance(item, TestFile)]
+        yield
+        seconds = {file: spent_s for part in read_budgets().values() for file, spent_s in part.items()}
+        items += sorted(files, key=lambda file: -seconds.get(file.nodeid, 0.0))
+
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Item:
+        nodeid = module_path.relative_to(parent.config.rootpath).as_posix()
+        return TestFile.from_parent(parent, name=module_path.name, path=module_path, nodeid=nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        if not isinstance(item, TestFile):
+            return None
+        item.run_all(nextitem)
+        return True
+
+
+class FileScheduling(LoadScheduling):
+    """Files of the kind that a worker has begun with, and others when there are no more of these."""
+
+    def _send_tests(self, node: Any, num: int) -> None:
+        assert self.collection is not None
+        has_torch = node is self.nodes[0]
+        self.pending.sort(key=lambda index: (self._needs_torch(index) != has_torch, index))
+        super()._send_tests(node, num)
+
+    def _needs_torch(self, index: int) -> bool:
+        assert self.collection is not None
+        return needs_torch(self.config.rootpath / self.collection[index])
+
+
+@cache
+def needs_torch(path: Path) -> bool:
+    """Going by its text."""
+    return _TORCH.search(path.read_text()) is not None
+
+
+class _Controller:
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> FileScheduling:
+        return FileScheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Worker() if hasattr(config, "workerinput") else _Controller())
