@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from penstock.model.shard import Shard
-from penstock.runner.ranks.gloo import DistributedRanks
+from penstock.runner.ranks.gloo import DistributedLink, DistributedRanks, make_group
 
 SHAPES = [(1, 5), (3, 64), (7, 333)]
 
@@ -66,3 +66,22 @@ def test_columns_are_gathered_side_by_side_and_the_first_ranks_are_broadcast() -
     for columns, token in on_every_rank(3, run):
         assert torch.equal(columns, torch.cat([part(rank, (3, 4)) for rank in range(3)], dim=1).to(torch.bfloat16))
         assert token.tolist() == [7]
+
+
+def test_a_stage_receives_what_the_one_before_sends() -> None:
+    """As GPUs of several nodes have it; their groups are NCCL's."""
+    store, cpu = HashStore(), torch.device("cpu")
+
+    def one(rank: int) -> Tensor:
+        group = make_group(cpu, store, rank, 2, host=f"127.0.0.{rank + 1}", timeout_s=60.0)
+        link = DistributedLink(group, 1 - rank, cpu, hidden=5, dtype=torch.bfloat16)
+        for rows in (3, 1):
+            if rank == 0:
+                link.send(part(rows, (rows, 5)))
+            else:
+                found = link.receive(rows)
+                assert torch.equal(found, part(rows, (rows, 5)).to(torch.bfloat16))
+        return torch.empty(0)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))

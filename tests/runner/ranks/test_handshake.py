@@ -26,7 +26,9 @@ from penstock.runner.ranks.node_agent import NodeAgent
 from tests.waiting import eventually
 
 PARALLELISM = Parallelism(tp=1, pp=2)
-IDENTITY = GroupIdentity(2, PARALLELISM, "shape", {"a.safetensors": "1"}, {"dtype": "float32", "quant": "none"})
+IDENTITY = GroupIdentity(
+    2, PARALLELISM, {"tp": 1, "pp": 2}, "shape", {"a.safetensors": "1"}, {"dtype": "float32", "quant": "none"}
+)
 SETTINGS = EngineSettings(rank_timeout_s=30.0, node_timeout_s=60.0)
 
 
@@ -101,7 +103,7 @@ def test_a_node_is_welcome_and_told_to_begin(leader: Leader) -> None:
     ("other", "words"),
     [
         (
-            {"parallelism": Parallelism(tp=2, pp=1)},
+            {"asked": {"tp": 2, "pp": 1}},
             "tp is 1 at the leader and 2 on node 1; pp is 2 at the leader and 1",
         ),
         ({"num_nodes": 3}, "nnodes is 2 at the leader and 3 on node 1"),
@@ -119,6 +121,10 @@ def test_a_mismatch_is_refused_by_name_on_both_sides_and_the_right_node_is_waite
     assert refused.value.is_final
     assert f"node 1 at 127.0.0.1 is refused: {refused.value.reason}" in caplog.text
     complete(leader, leader.join())
+
+
+def test_a_node_that_leaves_to_the_leader_what_is_auto_is_welcome(leader: Leader) -> None:
+    complete(leader, leader.join(asked={}, parallelism=Parallelism()))
 
 
 def test_who_has_another_secret_is_refused(leader: Leader, caplog: pytest.LogCaptureFixture) -> None:

@@ -48,19 +48,9 @@ class DistributedRanks:
         self._is_gpu = device.type == "cuda"
         self._gathered_bytes = gathered_bytes
         own = PrefixStore(f"stage-{first_rank}", store)
-        make = self._nccl if self._is_gpu else self._gloo
-        self._group: Any = self._guarded(lambda: make(own, host, timedelta(seconds=timeout_s)))
-
-    def _gloo(self, store: Store, host: str, timeout: timedelta) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        return dist.ProcessGroupGloo(store, self.shard.rank, self.shard.size, options)
-
-    def _nccl(self, store: Store, host: str, timeout: timedelta) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, self.shard.rank, self.shard.size, options)
+        self._group: Any = self._guarded(
+            lambda: make_group(device, own, shard.rank, shard.size, host=host, timeout_s=timeout_s)
+        )
 
     def sum(self, x: Tensor) -> Tensor:
         if self._is_gpu:
@@ -105,13 +95,62 @@ class DistributedRanks:
         try:
             return run()
         except RuntimeError as error:  # torch has no other for what goes wrong between processes
-            what = re.sub(r"^\[.*?\] |\. This is typically .*", "", str(error).partition("\n")[0])
+            what = _words(error)
             if self.shard.size == 2:
                 other = self._first_rank + 1 - self.shard.rank
                 raise RankLost(other, f"a collective failed: {what}", self._where(other)) from None
             own = self._first_rank + self.shard.rank
             why = f"it lost touch with the other ranks of its stage: {what}"
             raise RankLost(own, why, self._where(own)) from None
+
+
+class DistributedLink:
+    """One end of the way between two pipeline stages of GPUs on several nodes."""
+
+    def __init__(
+        self, group: Any, other: int, device: torch.device, *, hidden: int, dtype: torch.dtype, where: str = ""
+    ) -> None:
+        """`group`: all ranks of the model; `other`: the rank at the other end, `where`: its node."""
+        self._group = group
+        self._other = other
+        self._device = device
+        self._hidden = hidden
+        self._dtype = dtype
+        self._where = where
+
+    def send(self, x: Tensor) -> None:
+        self._wait(lambda: self._group.send([x.to(self._dtype).contiguous()], self._other, 0))
+
+    def receive(self, num_rows: int) -> Tensor:
+        out = torch.empty(num_rows, self._hidden, dtype=self._dtype, device=self._device)
+        self._wait(lambda: self._group.recv([out], self._other, 0))
+        return out
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise RankLost(self._other, f"the stream of a step is cut: {_words(error)}", self._where) from None
+
+
+def make_group(
+    device: torch.device, store: Store, rank: int, size: int, *, host: str, timeout_s: float
+) -> dist.ProcessGroupGloo | dist.ProcessGroupNCCL:
+    """Ranks that find each other by a store. All of them call this at once."""
+    timeout = timedelta(seconds=timeout_s)
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = timeout
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+
+def _words(error: RuntimeError) -> str:
+    """What torch says, without where in its source it says so and what else it advises."""
+    return re.sub(r"^\[.*?\] |\. This is typically .*", "", str(error).partition("\n")[0])
 
 
 def _added(parts: Tensor) -> Tensor:

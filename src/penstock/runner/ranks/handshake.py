@@ -121,10 +121,9 @@ def differences(leader: GroupIdentity, node: GroupIdentity, number: int) -> str:
 def _differences(leader: GroupIdentity, node: GroupIdentity, there: str) -> Iterator[str]:
     if leader.num_nodes != node.num_nodes:
         yield f"nnodes is {leader.num_nodes} at the leader and {node.num_nodes} {there}"
-    for name in ("tp", "pp", "ep"):
-        ours, theirs = getattr(leader.parallelism, name), getattr(node.parallelism, name)
-        if ours != theirs:
-            yield f"{name} is {ours} at the leader and {theirs} {there}"
+    for name, asked in node.asked.items():
+        if asked != (found := getattr(leader.parallelism, name, None)):
+            yield f"{name} is {found} at the leader and {asked} {there}"
     for name in sorted(leader.formats.keys() | node.formats.keys()):
         ours, theirs = leader.formats.get(name, "unknown"), node.formats.get(name, "unknown")
         if ours != theirs:

@@ -20,8 +20,9 @@ def group_identity(
     files: ModelFiles, settings: EngineSettings, parallelism: Parallelism, nodes: Nodes
 ) -> GroupIdentity:
     if nodes.count == 1:
-        return GroupIdentity(1, parallelism, "", {}, {})  # nobody is asked
+        return GroupIdentity(1, parallelism, {}, "", {}, {})  # nobody is asked
     config = hashlib.sha256(msgspec.json.encode(files.config, order="deterministic")).hexdigest()[:32]
     weights = weights_identity(files.path) if settings.load != "dummy" and files.path.exists() else {}
     formats = {name: str(getattr(settings, name)) for name in _FORMATS}
-    return GroupIdentity(nodes.count, parallelism, config, weights, formats)
+    asked = {name: value for name in ("tp", "pp", "ep") if (value := getattr(settings, name)) is not None}
+    return GroupIdentity(nodes.count, parallelism, asked, config, weights, formats)

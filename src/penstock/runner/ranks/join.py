@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Protocol
 
 import torch
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig
@@ -19,7 +19,7 @@ from penstock.core.settings import EngineSettings
 from penstock.model.ops.shared_memory import SharedMemoryRanks
 from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.shard import Shard
-from penstock.model.stages import Stage, stage_layers
+from penstock.model.stages import Link, Stage, stage_layers
 from penstock.runner.ranks.links import SocketLink
 from penstock.runner.ranks.messages import Ways
 
@@ -100,9 +100,9 @@ def join(
     elif ways.memory is not None:
         ranks = SharedMemoryRanks(shard, ways.memory, timeout_s=timeout_s, first_rank=number * tp)
     else:
+        assert store is not None
         from penstock.runner.ranks.gloo import DistributedRanks
 
-        assert store is not None
         others = [here_key(other) for other in range(number * tp, (number + 1) * tp)]
         store.wait(others, timedelta(seconds=settings.node_timeout_s))
         ranks = DistributedRanks(
@@ -116,6 +116,11 @@ def join(
         )
     if parallelism.pp == 1:
         return Place(parallelism, nodes, ranks, Stage(), device)
+    layers = stage_layers(config, parallelism.pp)[number]
+    if device.type == "cuda":
+        assert store is not None
+        before, after = _links_of_gpus(settings, parallelism, nodes, rank, device, store, config)
+        return Place(parallelism, nodes, ranks, Stage(layers, before, after), device)
 
     def link(descriptor: int | None, other: int) -> SocketLink | None:
         if descriptor is None:
@@ -123,9 +128,34 @@ def join(
         sock, where = socket.socket(fileno=descriptor), nodes.where(other)
         return SocketLink(sock, hidden=config.hidden_size, other=other, where=where, timeout_s=timeout_s)
 
-    layers = stage_layers(config, parallelism.pp)[number]
     stage = Stage(layers, link(ways.before, rank - tp), link(ways.after, rank + tp))
     return Place(parallelism, nodes, ranks, stage, device)
+
+
+def _links_of_gpus(
+    settings: EngineSettings,
+    parallelism: Parallelism,
+    nodes: NodeMap,
+    rank: int,
+    device: torch.device,
+    store: Store,
+    config: ModelConfig,
+) -> tuple[Link | None, Link | None]:
+    """Ways between stages on GPUs of several nodes, by NCCL."""
+    from penstock.runner.ranks.gloo import DistributedLink, make_group
+
+    size, host = parallelism.num_ranks, nodes.hosts[nodes.node_of(rank)]
+    store.wait([here_key(other) for other in range(size)], timedelta(seconds=settings.node_timeout_s))
+    own = PrefixStore("links", store)
+    group = make_group(device, own, rank, size, host=host, timeout_s=settings.rank_timeout_s)
+
+    def link(other: int) -> Link | None:
+        if not 0 <= other < size:
+            return None
+        where, hidden = nodes.where(other), config.hidden_size
+        return DistributedLink(group, other, device, hidden=hidden, dtype=_stream_dtype(settings), where=where)
+
+    return link(rank - parallelism.tp), link(rank + parallelism.tp)
 
 
 def _join_on_gpus(
@@ -146,7 +176,7 @@ def _join_on_gpus(
     if parallelism.pp == 1:
         return Place(parallelism, nodes, ranks, Stage(), device)
     memory = LinkMemory(rank, device)
-    dtype = torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    dtype = _stream_dtype(settings)
     before, after = (
         SymmetricMemoryLink(memory, other, hidden=config.hidden_size, dtype=dtype) if 0 <= other < size else None
         for other in (rank - tp, rank + tp)
@@ -155,6 +185,11 @@ def _join_on_gpus(
         before.offer()
     stage = Stage(stage_layers(config, parallelism.pp)[rank // tp], before, after)
     return Place(parallelism, nodes, ranks, stage, device)
+
+
+def _stream_dtype(settings: EngineSettings) -> torch.dtype:
+    """Number format of the residual stream on a GPU."""
+    return torch.bfloat16 if settings.dtype == "auto" else getattr(torch, settings.dtype)
 
 
 def here_key(rank: int) -> str:
