@@ -56,7 +56,8 @@ def main() -> None:
         assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
         group.serve(assembly, spec.engine.rank_timeout_s / _BEATS)
     except PenstockError as error:
-        connection.send(FailedToStart(error.code, error.message))
+        with contextlib.suppress(Disconnected):  # the leader may have failed for the same reason, and be gone
+            connection.send(FailedToStart(error.code, error.message))
         sys.exit(1)
     except Disconnected:
         sys.exit(0)

@@ -62,10 +62,8 @@ class Place:
 def make_store(settings: EngineSettings, parallelism: Parallelism, nodes: NodeMap, host: str) -> TCPStore | None:
     """Where ranks find each other before they have collectives, made by the first, at its address. None: they have no
     need of one, as on a CPU, where ranks of a stage that is on one node share memory."""
-    if device_of(settings.device, 0, nodes.sizes[0]).type == "cuda":
-        if parallelism.pp > 1 and len(nodes.sizes) > 1:
-            raise ConfigError("pipelines over GPUs of several nodes are not built yet: use tp", param="pp")
-    elif not any(nodes.spans(stage) for stage in _stages(parallelism)):
+    on_gpus = device_of(settings.device, 0, nodes.sizes[0]).type == "cuda"
+    if not on_gpus and not any(nodes.spans(stage) for stage in _stages(parallelism)):
         return None
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.bind((host, 0))
