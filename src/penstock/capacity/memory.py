@@ -18,7 +18,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the fullest GPU of a replica; `kv_tokens` is the whole replica's. Zero: it does not fit."""
+    """Memory of the fullest GPU of a replica; `kv_tokens` is the whole replica's. Zero: it does not fit."""
 
     weight_bytes: int
     step_bytes: int  # activations of the largest step, logits, and what is reserved

@@ -1,5 +1,5 @@
-"""What one rank has of a model. A rank's part is a model of the same form with fewer heads, tokens and experts, so all
-that is known of models in bytes and operations holds for it. It knows no tensors: `model.shard` cuts those.
+"""The part of a model that one rank has: a model of the same form with fewer heads, tokens and experts, so all that is
+known of models in bytes and operations holds for it. It knows no tensors: `model.shard` cuts those.
 """
 
 from __future__ import annotations

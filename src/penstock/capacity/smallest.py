@@ -79,7 +79,7 @@ def _formats(settings: EngineSettings, config: ModelConfig, *, has_fp8: bool) ->
 
 
 def _lora_bytes(config: ModelConfig, settings: EngineSettings) -> int:
-    """What is set aside for adapters, of all linears but experts, as if no rank had less than all of it."""
+    """Memory that is set aside for adapters, of all linears but experts, as if no rank had less than all of it."""
     heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = 2 * (config.hidden_size + heads) + 2 * (config.hidden_size + keys)
     mlp = 3 * (config.hidden_size + config.intermediate_size) if config.experts is None else 0
@@ -116,7 +116,7 @@ class Choice:
 def choose_parallelism(
     needs: Needs, visible: VisibleGpus, *, tp: int | None = None, ep: int | None = None, pp: int = 1
 ) -> Choice:
-    """What is None is open. A width that was asked for is taken as it is, if the shape can be split so."""
+    """Widths that are None are open. A width that was asked for is taken as it is, if the shape can be split so."""
     if tp is not None:
         return _as_asked(needs, visible, tp, ep, pp)
     if ep is not None and ep > 1:
@@ -183,7 +183,7 @@ def _judged(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Cho
 
 
 def _room_bytes(needs: Needs, visible: VisibleGpus, num_ranks: int) -> int:
-    """Of the fullest GPU: a share of all of it, if nobody else uses that."""
+    """Memory of the fullest GPU that may be used: a share of all of it, if nobody else uses that."""
     fraction = needs.memory_fraction or MEMORY_FRACTION
     rooms = [min(int(fraction * gpu.total_bytes), gpu.free_bytes) for gpu in visible.gpus[:num_ranks]]
     ranks_on_each = -(-num_ranks // len(rooms))  # one, but in tests

@@ -51,8 +51,9 @@ def _say(line: str) -> None:
 
 
 class _Leave:
-    """What a signal does. SIGTERM comes to all nodes of a replica at once where one manager stops them, and the leader
-    lets its streams finish: so this node's ranks go on until it has ended. SIGINT, and a second one, end them."""
+    """The handler of signals. SIGTERM comes to all nodes of a replica at once where one manager stops them, and the
+    leader lets its streams finish: so this node's ranks go on until it has ended. SIGINT, and a second signal, end
+    them."""
 
     def __init__(self, agent: NodeAgent, drain_timeout_s: float) -> None:
         self._agent = agent

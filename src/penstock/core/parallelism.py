@@ -29,7 +29,7 @@ class Parallelism:
 
     @property
     def short(self) -> str:
-        """As tables have it: TP2 PP2."""
+        """The form of tables: TP2 PP2."""
         others = {"PP": self.pp, "EP": self.ep}
         return " ".join([f"TP{self.tp}", *(f"{name}{size}" for name, size in others.items() if size > 1)])
 
@@ -39,7 +39,7 @@ class Parallelism:
 
 
 def parallelism_of(settings: EngineSettings, config: ModelConfig) -> Parallelism:
-    """What the settings ask for, if it goes together; auto is 1 here: see `capacity` for what fits."""
+    """The parallelism that settings ask for, if it goes together; auto is 1 here: see `capacity` for what fits."""
     asked = Parallelism(settings.tp or 1, settings.pp or 1, settings.ep or 1)
     if asked.ep > 1 and config.experts is None:
         raise ConfigError("ep is for mixtures of experts, and this model is none", param="ep")

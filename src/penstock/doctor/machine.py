@@ -93,7 +93,7 @@ def device(settings: EngineSettings) -> Iterator[Finding]:
 
 
 def links(visible: VisibleGpus) -> Iterator[Finding]:
-    """What joins several GPUs: ranks of a model sum over it, twice a layer."""
+    """The link between several GPUs: ranks of a model sum over it, twice a layer."""
     count, joined = len(visible.gpus), visible.num_nvlinked
     if joined is None:
         yield ok("links", f"how the {count} GPUs are joined is not known here: pip install 'penstock[gpu]' tells")

@@ -10,7 +10,7 @@ _LOOKED_AT = "model.layers.0.self_attn.o_proj.weight"  # split by its inputs, an
 
 
 def stored_groups(checkpoint: Checkpoint) -> StoredGroups | None:
-    """Of the first layer; the others of a file are like it. None: its weights are not grouped."""
+    """Quantization groups of the first layer; the others of a file are like it. None: its weights are not grouped."""
     if checkpoint.config.quantization not in ("int4", "int8") or _LOOKED_AT not in checkpoint.tensor_names():
         return None
     found = checkpoint.stored(_LOOKED_AT)

@@ -16,7 +16,7 @@ _NUM_PAGES = 16
 
 
 def weights_identity(path: Path) -> dict[str, str]:
-    """By name: those of a directory, or a file's."""
+    """Files of weights by name: those of a directory, or a single one."""
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
     return {each.name: _digest(each) for each in files}
 

@@ -31,7 +31,7 @@ class LoadedModel:
 
     @property
     def kv_share(self) -> float:
-        """Of the model's heads of keys and values, in all layers: what this rank has."""
+        """The share of the model's heads of keys and values, in all layers, that this rank has."""
         shape, config = self.kv_shape(1), self.model.config
         return shape.num_kv_heads * shape.num_layers / (config.num_kv_heads * config.num_layers)
 

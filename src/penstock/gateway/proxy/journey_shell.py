@@ -3,6 +3,7 @@ admission decides. It knows neither how a request is sent nor who writes its ans
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from penstock.admission.decision import Admit, Decision, Shed
@@ -26,7 +27,7 @@ class SizedRequest(NamedTuple):
     chain: Chain | None  # of models, where its route has fallbacks
 
 
-class JourneyShell:
+class JourneyShell(ABC):
     """Tells a journey what happened, and runs the actions that it answers with."""
 
     __slots__ = ("_account", "_chain", "_choice", "_journey", "_routed", "_size", "request")
@@ -40,8 +41,8 @@ class JourneyShell:
         self._journey = journey
         self._account = account
 
-    def _run(self, actions: Actions) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _run(self, actions: Actions) -> None: ...
 
     def decided(self, decision: Decision) -> None:
         if isinstance(decision, Admit):

@@ -35,7 +35,7 @@ def _ranks_of(layers: Sequence[Layer]) -> SharedMemoryRanks | None:
 
 
 def _part(linear: Linear, ranks: SharedMemoryRanks | None) -> Linear:
-    """What a rank has of a linear whose parts C sums."""
+    """The part of a linear that a rank has, where C sums the parts."""
     return linear.linear if ranks is not None and isinstance(linear, SummedLinear) else linear
 
 

@@ -15,7 +15,7 @@ _FIRST_WITH_FP8 = (8, 9)  # compute capability: Ada, Hopper and what came after
 
 
 class Cuda(Protocol):
-    """What is used of `torch.cuda`."""
+    """The part of `torch.cuda` that is used here."""
 
     def is_available(self) -> bool: ...
 

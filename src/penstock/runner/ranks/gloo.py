@@ -149,7 +149,7 @@ def make_group(
 
 
 def _words(error: RuntimeError) -> str:
-    """What torch says, without where in its source it says so and what else it advises."""
+    """Torch's own words, without where in its source it says so and what else it advises."""
     return re.sub(r"^\[.*?\] |\. This is typically .*", "", str(error).partition("\n")[0])
 
 

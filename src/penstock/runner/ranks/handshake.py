@@ -114,7 +114,7 @@ def _send(sock: socket.socket, data: bytes) -> None:
 
 
 def differences(leader: GroupIdentity, node: GroupIdentity, number: int) -> str:
-    """What the two do not have in common, by name; empty: nothing."""
+    """Properties that the two do not have in common, by name; empty: none."""
     return "; ".join(_differences(leader, node, f"on node {number}"))
 
 

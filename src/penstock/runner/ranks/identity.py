@@ -1,4 +1,4 @@
-"""What all nodes of a replica must have in common, as each of them finds it on its own disk and command line."""
+"""The identity that all nodes of a replica have in common, as each finds it on its own disk and command line."""
 
 from __future__ import annotations
 

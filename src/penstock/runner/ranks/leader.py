@@ -82,7 +82,7 @@ class Follower:
             raise self.lost() from None
 
     def receive(self) -> FromFollower:
-        """What it says while it starts."""
+        """The next message while it starts."""
         try:
             message = self._connection.receive()
         except Disconnected:
@@ -95,7 +95,7 @@ class Follower:
         return message
 
     def next(self, timeout_s: float) -> Alive | Chosen | Lost:
-        """What it says while it runs."""
+        """The next message while it runs."""
         try:
             message = self._connection.receive(timeout_s)
         except Disconnected:

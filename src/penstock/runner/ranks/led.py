@@ -1,4 +1,4 @@
-"""What an engine uses beside its runner, on all ranks at once: the leader's own, told to the followers first."""
+"""Adapters, embedder and memory of an engine on all ranks at once: the leader's own, told to the followers first."""
 
 from __future__ import annotations
 

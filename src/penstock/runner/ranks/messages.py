@@ -1,4 +1,4 @@
-"""What ranks say to each other beside collectives. Plain data: no rank runs what another has sent."""
+"""Messages between ranks beside collectives. Plain data: no rank runs what another has sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ways(msgspec.Struct, frozen=True):
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a follower's process is started with."""
+    """The argument of a follower's process."""
 
     rank: int
     parallelism: Parallelism
@@ -149,7 +149,7 @@ ToFollower = (
 
 
 class GroupIdentity(msgspec.Struct, frozen=True):
-    """What all nodes of a replica must have in common."""
+    """Properties that all nodes of a replica must have in common."""
 
     num_nodes: int
     parallelism: Parallelism  # the leader's counts: it has resolved what was auto

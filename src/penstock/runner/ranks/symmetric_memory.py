@@ -66,7 +66,7 @@ class SymmetricMemoryRanks:
         return found
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """By a sum with zeros, of floats: they hold every token id up to 2**24 exactly."""
+        """A sum with zeros, of floats: they hold every token id up to 2**24 exactly."""
         return self.sum(x.float() if self.shard.rank == 0 else torch.zeros_like(x, dtype=torch.float32)).to(x.dtype)
 
     def give_up(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of one node share with each other, and their sockets to ranks of other nodes: `Ways` for each."""
+"""Memory and sockets that ranks of one node share, and their sockets to ranks of other nodes: `Ways` for each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from penstock.runner.ranks.messages import Ways
 def make_ways(
     parallelism: Parallelism, nodes: NodeMap, node: int, between: Mapping[int, int], *, shares_memory: bool
 ) -> dict[int, Ways]:
-    """By rank of this node. `between`: descriptors of sockets from or to ranks of other nodes, by the rank that sends.
-    `shares_memory`: ranks of a stage that is on one node do, by one descriptor; GPUs have their own ways."""
+    """Ways of each rank of this node. `between`: descriptors of sockets from or to ranks of other nodes, by the rank
+    that sends. `shares_memory`: ranks of a stage that is on one node do, by one descriptor; GPUs have ways of
+    their own."""
     own, tp = nodes.ranks_of(node), parallelism.tp
     pairs = {rank: _descriptors(socket.socketpair()) for rank in own if rank + tp in own}  # by the rank that sends
     memories = {}
