@@ -19,9 +19,9 @@ from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 from penstock.runner.ranks import handshake
 from penstock.runner.ranks.connection import Connection, Disconnected, read_exactly
-from penstock.runner.ranks.gathering import Gathered, Gathering, bind_here, secret_of
+from penstock.runner.ranks.gathering import Gathered, Gathering, JoinedNode, RemoteProcess, bind_here, secret_of
 from penstock.runner.ranks.handshake import Refused, dial
-from penstock.runner.ranks.messages import Begin, GroupIdentity, LinkHello, NodeHello, RankHello
+from penstock.runner.ranks.messages import Begin, GroupIdentity, LinkHello, NodeAlive, NodeHello, RankEnded, RankHello
 from penstock.runner.ranks.node_agent import NodeAgent
 from tests.waiting import eventually
 
@@ -29,7 +29,7 @@ PARALLELISM = Parallelism(tp=1, pp=2)
 IDENTITY = GroupIdentity(
     2, PARALLELISM, {"tp": 1, "pp": 2}, "shape", {"a.safetensors": "1"}, {"dtype": "float32", "quant": "none"}
 )
-SETTINGS = EngineSettings(rank_timeout_s=30.0, node_timeout_s=60.0)
+SETTINGS = EngineSettings(rank_timeout_s=600.0, node_timeout_s=60.0)
 
 
 class Leader:
@@ -234,11 +234,41 @@ def test_a_node_that_goes_before_its_ranks_have_started_is_waited_for_anew(leade
     complete(leader, again)
 
 
+def test_a_node_that_says_nothing_is_gone_and_its_ranks_with_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node, rank = (socket.create_connection(server.getsockname()) for _ in range(2))
+        ours, control = (server.accept()[0] for _ in range(2))
+    told = threading.Event()
+    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.2", 0.01, told.set)
+    joined.hold(control)
+    eventually(told.is_set)
+    assert joined.gone == "has not answered for 0.01 s"
+    assert rank.recv(1) == b""  # nobody waits for what it would have said
+    assert joined.wait_status(1, 60.0) is None
+    for sock in (node, rank, control):
+        sock.close()
+
+
+def test_a_node_says_how_its_ranks_ended_and_is_there_as_long_as_it_says_anything() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = socket.create_connection(server.getsockname())
+        ours = server.accept()[0]
+    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.2", 60.0, lambda: None)
+    agent = Connection(node, Begin)
+    agent.send(NodeAlive())
+    agent.send(RankEnded(1, -9))
+    assert RemoteProcess(1, joined).wait(60.0) == -9
+    assert not joined.gone
+    agent.close()
+    eventually(lambda: joined.gone, lambda why: why == "closed its connection")
+
+
 def test_ranks_of_an_earlier_group_are_refused(leader: Leader) -> None:
     node = leader.join()
-    begin(node)
-    with pytest.raises(Refused, match="ranks that have ended"):
-        leader.dial(RankHello("earlier", 1))
+    told = begin(node)
+    for hello in (RankHello("earlier", 1), LinkHello("", 0), RankHello(told.session, 7)):
+        with pytest.raises(Refused, match="ranks that have ended"):
+            leader.dial(hello)
 
 
 def test_a_node_that_does_not_come_is_named() -> None:

@@ -101,6 +101,11 @@ def tune(sock: socket.socket, timeout_s: float) -> None:
 
 def close(sock: socket.socket) -> None:
     """At once for whoever reads from it in another thread."""
+    shut_down(sock)
+    sock.close()
+
+
+def shut_down(sock: socket.socket) -> None:
+    """The end for both sides. The descriptor stays its owner's."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    sock.close()

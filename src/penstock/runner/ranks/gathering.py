@@ -23,7 +23,7 @@ from penstock.api.relay import SECRET_VARIABLE as GATEWAY_SECRET_VARIABLE
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.nodes import SECRET_VARIABLE, NodeMap, Nodes, is_loopback_host
 from penstock.core.settings import EngineSettings
-from penstock.runner.ranks.connection import Connection, Disconnected, close
+from penstock.runner.ranks.connection import Connection, Disconnected, close, shut_down
 from penstock.runner.ranks.handshake import Refused, differences, receive_hello, welcome
 from penstock.runner.ranks.messages import (
     Begin,
@@ -32,6 +32,7 @@ from penstock.runner.ranks.messages import (
     Hello,
     LinkHello,
     NodeHello,
+    RankEnded,
     RankHello,
     Refusal,
 )
@@ -135,34 +136,54 @@ def bind_here(host: str, port: int, *, or_anywhere: bool) -> socket.socket:
 class JoinedNode:
     """Another node, as the leader knows it."""
 
-    def __init__(self, hello: NodeHello, connection: Connection, host: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, hello: NodeHello, connection: Connection, host: str, timeout_s: float, on_change: Callable[[], None]
+    ) -> None:
+        """`timeout_s`: how long it may be silent."""
         self.number = hello.node
         self.host = host
         self.port = hello.port
-        self.is_gone = False
+        self.gone = ""  # why it is
         self.statuses: dict[int, int] = {}  # of processes that have ended, by rank
         self.connection = Connection(connection.detach(), FromNode)
         self.own_host: str = connection.detach().getsockname()[0]  # by which it has reached us
+        self._timeout_s = timeout_s
+        self._held: list[socket.socket] = []
         self._changed = threading.Condition()
         self._on_change = on_change
         threading.Thread(target=self._listen, name=f"node-{self.number}", daemon=True).start()
 
-    def _listen(self) -> None:
-        with contextlib.suppress(Disconnected):
-            while True:
-                message = self.connection.receive()
-                with self._changed:
-                    self.statuses[message.rank] = message.status
-                    self._changed.notify_all()
+    def hold(self, sock: socket.socket) -> None:
+        """A connection to one of its ranks: it ends with the node's own, so that nobody waits for that rank."""
         with self._changed:
-            self.is_gone = True
+            self._held.append(sock)
+            if self.gone:
+                shut_down(sock)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self.connection.receive(self._timeout_s)
+                if isinstance(message, RankEnded):
+                    with self._changed:
+                        self.statuses[message.rank] = message.status
+                        self._changed.notify_all()
+        except Disconnected:
+            gone = "closed its connection"
+        except TimeoutError:
+            gone = f"has not answered for {self._timeout_s:g} s"
+        with self._changed:
+            self.gone = gone
+            for sock in self._held:
+                shut_down(sock)
             self._changed.notify_all()
+        self.connection.close()
         self._on_change()
 
     def wait_status(self, rank: int, timeout_s: float) -> int | None:
         """How a rank's process ended; None: the node has not said so in time, or cannot any more."""
         with self._changed:
-            self._changed.wait_for(lambda: rank in self.statuses or self.is_gone, timeout_s)
+            self._changed.wait_for(lambda: rank in self.statuses or self.gone, timeout_s)
             return self.statuses.get(rank)
 
 
@@ -187,8 +208,9 @@ class RemoteProcess:
         self._node.connection.close()
 
     @property
-    def is_node_gone(self) -> bool:
-        return self._node.is_gone
+    def node_gone(self) -> str:
+        """Why its node is gone; empty: it is not."""
+        return self._node.gone
 
 
 @dataclass(frozen=True)
@@ -277,7 +299,7 @@ class Gathering:
                 self._settings.rank_timeout_s,
             )
             if gone := self._gone(others):
-                raise _NodeWentError(f"{nodes.name(gone[0].number)} has gone")
+                raise _NodeWentError(f"{nodes.name(gone[0].number)}, {gone[0].gone}")
             if not has_all:
                 late = min({nodes.node_of(rank) for rank in ranks - self._controls.keys()}, default=1)
                 raise _NodeWentError(f"{nodes.name(late)} did not start its ranks")
@@ -293,11 +315,11 @@ class Gathering:
 
     def _present(self) -> set[int]:
         """Nodes that have joined and not gone; the others are forgotten."""
-        self._joined = {number: node for number, node in self._joined.items() if not node.is_gone}
+        self._joined = {number: node for number, node in self._joined.items() if not node.gone}
         return {*self._joined}
 
     def _gone(self, nodes: list[JoinedNode]) -> list[JoinedNode]:
-        return [node for node in nodes if node.is_gone]
+        return [node for node in nodes if node.gone]
 
     def _greet(self, hello: Hello, connection: Connection, host: str) -> None:
         with self._changed:
@@ -315,9 +337,12 @@ class Gathering:
             match hello:
                 case NodeHello():
                     log.info("node %d is here, at %s", hello.node, host)
-                    self._joined[hello.node] = JoinedNode(hello, connection, host, self._notify)
+                    timeout_s = self._settings.rank_timeout_s
+                    self._joined[hello.node] = JoinedNode(hello, connection, host, timeout_s, self._notify)
                 case RankHello():
                     self._controls[hello.rank] = sock
+                    if (node := self._joined.get(self._map.node_of(hello.rank))) is not None:
+                        node.hold(sock)
                 case LinkHello():
                     self._links[hello.sender] = sock
             self._changed.notify_all()
@@ -328,8 +353,9 @@ class Gathering:
 
     def _refusal(self, hello: Hello) -> Refusal | None:
         if not isinstance(hello, NodeHello):
-            is_ours = bool(self._session) and hello.session == self._session
-            return None if is_ours else Refusal("it belongs to ranks that have ended", is_final=False)
+            rank = hello.rank if isinstance(hello, RankHello) else hello.sender
+            is_ours = hello.session == self._session and rank in range(self._identity.parallelism.num_ranks)
+            return None if is_ours and self._session else Refusal("it belongs to ranks that have ended", is_final=False)
         if not 0 < hello.node < self._nodes.count:
             reason = f"node_rank is {hello.node}, but there are {self._nodes.count} nodes, and the leader is node 0"
             return Refusal(reason, is_final=True)

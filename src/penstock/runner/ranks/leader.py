@@ -111,6 +111,11 @@ class Follower:
     def name(self) -> str:
         return f"rank {self.rank} ({self.where})" if self.where else f"rank {self.rank}"
 
+    @property
+    def has_ended(self) -> bool:
+        is_node_gone = isinstance(self.process, RemoteProcess) and bool(self.process.node_gone)
+        return is_node_gone or self.process.poll() is not None
+
     def end(self) -> None:
         self._connection.close()
         self.process.kill()
@@ -120,8 +125,8 @@ class Follower:
         try:
             status = self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            is_node_gone = isinstance(self.process, RemoteProcess) and self.process.is_node_gone
-            return RankLost(self.rank, f"its {'node' if is_node_gone else 'process'} closed its connection", self.where)
+            gone = self.process.node_gone if isinstance(self.process, RemoteProcess) else ""
+            return RankLost(self.rank, f"its node {gone}" if gone else "it closed its connection", self.where)
         if status < 0:
             return RankLost(self.rank, f"its process was killed by {signal.Signals(-status).name}", self.where)
         return RankLost(self.rank, f"its process ended with status {status}", self.where)
@@ -284,7 +289,7 @@ def _wait_until_here(store: Store, followers: Sequence[Follower], settings: Engi
     waiting = list(followers)
     while waiting := [each for each in waiting if not store.check([here_key(each.rank)])]:
         for follower in waiting:
-            if follower.process.poll() is not None:
+            if follower.has_ended:
                 follower.receive()  # raises what it has said
             if monotonic() > deadline_s:
                 raise EngineFailed(f"{follower.name} did not start within {settings.node_timeout_s:g} s")

@@ -216,4 +216,8 @@ class RankEnded(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
-FromNode = RankEnded
+class NodeAlive(msgspec.Struct, frozen=True, tag=True):
+    """From a node, every now and then: also while its ranks load, and say nothing themselves."""
+
+
+FromNode = RankEnded | NodeAlive

@@ -29,6 +29,7 @@ from penstock.runner.ranks.messages import (
     GroupIdentity,
     Hello,
     LinkHello,
+    NodeAlive,
     NodeHello,
     RankEnded,
     RankHello,
@@ -41,6 +42,8 @@ from penstock.runner.ranks.ways import close_descriptors, links_between, make_wa
 log = logging.getLogger("penstock.runner")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to reach the leader
+
+_BEATS = 6  # signs of life in the time after which this node would be given up
 
 Say = Callable[[str], None]
 
@@ -93,6 +96,7 @@ class NodeAgent:
             return
         connection = self._leader = Connection(leader, Begin)
         life.callback(connection.close)
+        threading.Thread(target=self._beat, args=(connection,), name="alive", daemon=True).start()
         try:
             begin = connection.receive()
         except Disconnected:
@@ -112,6 +116,12 @@ class NodeAgent:
         with contextlib.suppress(Disconnected):
             connection.receive()  # nothing more is ever said
         self._say("the leader has ended; this node's ranks end too, and it waits for the next one")
+
+    def _beat(self, leader: Connection) -> None:
+        with contextlib.suppress(Disconnected):
+            while True:
+                leader.send(NodeAlive())
+                time.sleep(self._settings.rank_timeout_s / _BEATS)
 
     def _join(self, links: _Links, life: contextlib.ExitStack) -> socket.socket | None:
         """A connection to the leader, which has welcomed this node. None: it was told to stop."""
