@@ -88,6 +88,22 @@ def test_a_pipeline_that_loses_a_stage_starts_anew(model: Path) -> None:
         lose(server, signal.SIGKILL, "its process was killed by SIGKILL")
 
 
+def test_every_rank_says_how_it_stands(server: RealServer) -> None:
+    """On a CPU with the time that it spends in sums with the others."""
+    answer(server)
+
+    def readings() -> dict[tuple[str, str], float]:
+        return {
+            (sample.name, sample.labels["rank"]): sample.value
+            for family in server._families()
+            for sample in family.samples
+            if sample.name.startswith("penstock_rank_") and sample.value > 0
+        }
+
+    names = ("penstock_rank_memory_bytes", "penstock_rank_communication_seconds_total")
+    eventually(readings, lambda found: found.keys() == {(name, rank) for name in names for rank in ("0", "1")})
+
+
 def test_ranks_end_with_their_engine(server: RealServer) -> None:
     lost, engine = follower(server), server.engine_process()
     engine.kill()

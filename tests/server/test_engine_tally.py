@@ -2,6 +2,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineTotals, ServingLimits
+from penstock.core.ranks import RankReading
 from penstock.engine.messages import EngineInfo, StepFigures, StepReport
 from penstock.observe.catalog import CATALOG
 from penstock.observe.device_catalog import DEVICE_CATALOG
@@ -69,3 +70,15 @@ def test_it_is_absent_where_nobody_has_measured_the_device() -> None:
     counting, registry = tally()
     counting.take(step(1))
     assert "penstock_mbu_ratio" not in seen(counting, registry, None)
+
+
+def test_ranks_have_their_own_numbers_and_those_that_are_no_more_have_none() -> None:
+    counting, registry = tally()
+    counting.look_at_ranks([RankReading(0, "", 100, 1.5), RankReading(1, "node 1, 10.0.0.8", 200, None)])
+    text = registry.exposition()
+    assert b'penstock_rank_memory_bytes{rank="0",node=""} 100' in text
+    assert b'penstock_rank_memory_bytes{rank="1",node="node 1, 10.0.0.8"} 200' in text
+    assert b'penstock_rank_communication_seconds_total{rank="0",node=""} 1.5' in text
+    assert b'penstock_rank_communication_seconds_total{rank="1"' not in text
+    counting.look_at_ranks([])
+    assert b"penstock_rank_memory_bytes{" not in registry.exposition()

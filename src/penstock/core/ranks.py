@@ -1,6 +1,17 @@
-"""The loss of a rank: what ends an engine whose model is spread over several processes."""
+"""Ranks of a model that is spread over several processes: how one stands, and its loss, which ends the engine."""
 
 from __future__ import annotations
+
+from msgspec import Struct
+
+
+class RankReading(Struct, frozen=True):
+    """How one rank of a model stands: one of several processes, on this machine or another."""
+
+    rank: int
+    node: str = ""  # where it is, if there are several machines
+    memory_bytes: int = 0  # of its process, or of its GPU, that it has taken
+    communication_s: float | None = None  # in sums and gathers with others, since its start; None: nobody measures it
 
 
 class RankLost(BaseException):

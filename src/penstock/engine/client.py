@@ -21,6 +21,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import Conflict, EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.measurements import EngineMeasurements
 from penstock.core.parking import MemoryChange
+from penstock.core.ranks import RankReading
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts
 from penstock.engine.cache_contents import CacheContents
@@ -39,6 +40,7 @@ from penstock.engine.messages import (
     Loading,
     Park,
     ParkAnswer,
+    RankState,
     Ready,
     StepReport,
     Stop,
@@ -114,6 +116,7 @@ class EngineClient:
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
+        self.ranks: dict[int, RankReading] = {}  # of the model, as they last said; none: there is one
         self.adapters = LoraClient(self._send, as_error)
         self._accounts = Accounts()
         self.embeddings = EmbeddingCalls(self._send, self._check_ready)
@@ -254,6 +257,7 @@ class EngineClient:
         self._report(StepReport([]))
         self.cache.begin(0)
         self.adapters.end()
+        self.ranks.clear()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
@@ -276,6 +280,8 @@ class EngineClient:
                 self._enter(EngineState.READY)
                 if self.restarts:
                     log.info("the engine process runs again: %s", startup_phases(self.info.startup_s))
+            case RankState(reading):
+                self.ranks[reading.rank] = reading
             case Embedded():
                 self.embeddings.take(message)
             case ParkAnswer():

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.core.measurements import EngineMeasurements, ServingLimits
 from penstock.core.parking import MemoryChange
+from penstock.core.ranks import RankReading
 from penstock.core.request import Request, TokenEvent
 from penstock.sched.cost import Work
 
@@ -199,4 +200,11 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     model: str = ""
 
 
-FromEngine = Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState | ParkAnswer
+class RankState(msgspec.Struct, frozen=True, tag=True):
+    """How one rank of the model stands, every few seconds, where there are several."""
+
+    reading: RankReading
+    model: str = ""
+
+
+FromEngine = RankState | Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState | ParkAnswer

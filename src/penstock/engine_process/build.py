@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING
 from penstock.core.clock import MonotonicClock
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import ServingLimits
-from penstock.core.ranks import RankLost
+from penstock.core.ranks import RankLost, RankReading
 from penstock.core.settings import EngineSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
 from penstock.engine.lora import LoraManager
-from penstock.engine.mailbox import Mailbox
-from penstock.engine.messages import EngineInfo, Loading
+from penstock.engine.mailbox import Disconnected, Mailbox
+from penstock.engine.messages import EngineInfo, Loading, RankState
 from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
@@ -60,7 +61,12 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     model = checkpoint.config if engine.load == "dummy" else settings.model
     draft = draft_checkpoint(checkpoint, source, engine)
     engine, choice = with_parallelism(engine, checkpoint, draft)
-    assembly = assemble_ranks(checkpoint, model, engine, phases, draft, on_lost)
+
+    def on_reading(reading: RankReading) -> None:
+        with contextlib.suppress(Disconnected):  # the loop notices that the server is gone
+            mailbox.send(RankState(reading))
+
+    assembly = assemble_ranks(checkpoint, model, engine, phases, draft, on_lost, on_reading)
     phases("engine", 0, 0)
     guides = make_guides(checkpoint.config, source)
     floor = max(assembly.limits.block_size, assembly.limits.chunk_tokens // 8)

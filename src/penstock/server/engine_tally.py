@@ -3,11 +3,13 @@ all the rest is worked out when somebody looks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 from msgspec.structs import replace
 
 from penstock.core.measurements import EngineMeasurements
+from penstock.core.ranks import RankReading
 from penstock.engine.messages import EngineInfo, StepReport
 from penstock.observe import catalog, device_catalog
 from penstock.observe.catalog import Metric
@@ -75,6 +77,18 @@ class EngineTally:
             count(metric).value = read(measured)
         for metric, read in _TOTALS.items():
             count(metric).value = self._before[metric] + read(measured)
+
+    def look_at_ranks(self, ranks: Sequence[RankReading]) -> None:
+        """Takes down how each rank of the model stands; a rank that is no more is forgotten."""
+        memory: dict[tuple[str, ...], float] = {}
+        spent_s: dict[tuple[str, ...], float] = {}
+        for each in ranks:
+            labels = str(each.rank), each.node
+            memory[labels] = each.memory_bytes
+            if each.communication_s is not None:
+                spent_s[labels] = each.communication_s
+        self._registry.replace(catalog.RANK_MEMORY, memory)
+        self._registry.replace(catalog.RANK_COMMUNICATION, spent_s)
 
     def _look_at_bandwidth(self, info: EngineInfo) -> None:
         peak = info.read_bytes_per_s

@@ -115,7 +115,10 @@ class HealthRoutes:
         self._devices.look()
         tally(self._recorder.registry, self._engine.adapters)
         self.vllm.look()
-        own = self._recorder.exposition(is_ready=is_ready, restarts=self._engine.restarts, info=self._engine.info)
+        engine = self._engine
+        own = self._recorder.exposition(
+            is_ready=is_ready, restarts=engine.restarts, info=engine.info, ranks=engine.ranks.values()
+        )
         return lambda: own() + self.vllm.exposition()
 
     async def metrics(self, request: Request, sink: Sink) -> None:

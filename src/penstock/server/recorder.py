@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from penstock import __version__
 from penstock.api.errors import OPENAI, Convention
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
+from penstock.core.ranks import RankReading
 from penstock.core.request import Cost
 from penstock.core.slo import Objective, Slo
 from penstock.engine.accounts import Meter
@@ -152,8 +153,10 @@ class Recorder:
 
         pay(meter.settle(pay))
 
-    def exposition(self, *, is_ready: bool, restarts: int, info: EngineInfo | None) -> Callable[[], bytes]:
-        """Makes the text of how things stand now."""
+    def exposition(
+        self, *, is_ready: bool, restarts: int, info: EngineInfo | None, ranks: Iterable[RankReading] = ()
+    ) -> Callable[[], bytes]:
+        """Makes the text of how things stand now. `ranks`: of the model, where there are several."""
         count = self.registry.count
         count(catalog.ENGINE_READY).value = float(is_ready)
         count(catalog.ENGINE_RESTARTS).value = restarts
@@ -163,6 +166,7 @@ class Recorder:
             for metric, spent_s in ((catalog.STARTUP, info.startup_s), (catalog.STARTUP_CPU, info.startup_cpu_s)):
                 self.registry.replace(metric, {(phase,): seconds for phase, seconds in spent_s.items()})
         self._engine.look(info)
+        self._engine.look_at_ranks(list(ranks))
         return self.registry.exposition
 
     # -- inside

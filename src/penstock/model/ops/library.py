@@ -76,6 +76,7 @@ class Ranks(ctypes.Structure):
         ("size", c_int32),
         ("round", c_uint32),
         ("lost", c_int32),
+        ("spent_ns", c_int64),
     )
 
 

@@ -65,6 +65,11 @@ class SharedMemoryRanks:
     def broadcast(self, x: Tensor) -> Tensor:
         return self.sum(x if self.shard.rank == 0 else torch.zeros_like(x))
 
+    @property
+    def communication_s(self) -> float:
+        """In collectives so far, waits for the other ranks included."""
+        return float(self.struct.spent_ns) / 1e9
+
     def give_up(self, rank: int) -> None:
         """Tell all that a rank is gone, so that nobody waits for it. Any thread may."""
         self._library.ranks_give_up(self.struct, rank - self._first_rank)

@@ -13,7 +13,7 @@ from penstock.hub.checkpoint import Checkpoint
 from penstock.runner.assemble import Assembly, assemble
 from penstock.runner.load import Phase
 from penstock.runner.ranks.identity import group_identity
-from penstock.runner.ranks.leader import OnLost, start_followers
+from penstock.runner.ranks.leader import OnLost, OnReading, start_followers
 from penstock.runner.ranks.led import led
 
 
@@ -24,9 +24,10 @@ def assemble_ranks(
     phase: Phase,
     draft: Checkpoint | None = None,
     on_lost: OnLost = lambda lost: None,
+    on_reading: OnReading = lambda reading: None,
 ) -> Assembly:
     """`model`: what the other ranks load, by its name, or random weights of this shape. `on_lost`: called in a thread
-    when one of them is gone."""
+    when one of them is gone; `on_reading`: likewise, when one has said how it stands."""
     parallelism = parallelism_of(settings, checkpoint.config)
     nodes = nodes_of(settings, {})  # variables are the server's affair
     if parallelism.num_ranks == nodes.count == 1:
@@ -38,5 +39,5 @@ def assemble_ranks(
     leader = start_followers(model, checkpoint.config, here, identity, nodes)
     assembly = assemble(checkpoint, here, phase, draft, leader)
     leader.started()
-    leader.watch(on_lost)
+    leader.watch(on_lost, on_reading)
     return led(assembly, leader, parallelism)

@@ -31,6 +31,7 @@ from penstock.runner.ranks.messages import (
     ToFollower,
     WakeMemory,
 )
+from penstock.runner.ranks.reading import taken
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs, decode_choices
 
@@ -63,7 +64,7 @@ class FollowerGroup:
     def _beat(self, calls: _Calls, alive_s: float) -> None:
         with contextlib.suppress(Disconnected):
             while True:
-                self._connection.send(Alive(calls.num_made))
+                self._connection.send(Alive(calls.num_made, *taken(self.device, self.ranks)))
                 time.sleep(alive_s)
 
 

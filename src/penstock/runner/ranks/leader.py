@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError, all_errors
 from penstock.core.model_config import ModelConfig
 from penstock.core.nodes import Nodes, spread
-from penstock.core.ranks import RankLost
+from penstock.core.ranks import RankLost, RankReading
 from penstock.core.settings import EngineSettings
 from penstock.runner.ranks.connection import Connection, Disconnected
 from penstock.runner.ranks.gathering import Gathered, Gathering, RemoteProcess
@@ -42,6 +42,7 @@ from penstock.runner.ranks.messages import (
     ToFollower,
 )
 from penstock.runner.ranks.process import start_rank
+from penstock.runner.ranks.reading import taken
 from penstock.runner.ranks.ways import close_descriptors, make_ways
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
@@ -53,6 +54,7 @@ _LOOPBACK = "127.0.0.1"
 _CAUSE_S = 1.0  # what another rank notices is told within this time of what we see ourselves
 _LOOK_S = 0.02
 OnLost = Callable[[RankLost], None]
+OnReading = Callable[[RankReading], None]
 
 
 class RankProcess(Protocol):
@@ -202,19 +204,19 @@ class Leader:
             raise found
         return found
 
-    def watch(self, on_lost: OnLost) -> None:
+    def watch(self, on_lost: OnLost, on_reading: OnReading) -> None:
         """Listen to the followers, in threads. `on_lost` is called in one as soon as a follower's process has ended, is
-        silent, or makes no progress."""
+        silent, or makes no progress; `on_reading` whenever a rank has said how it stands."""
         for follower in self._followers:
-            name = f"watch-rank-{follower.rank}"
-            threading.Thread(target=self._watch, args=(follower, on_lost), name=name, daemon=True).start()
+            args, name = (follower, on_lost, on_reading), f"watch-rank-{follower.rank}"
+            threading.Thread(target=self._watch, args=args, name=name, daemon=True).start()
 
     def close(self) -> None:
         """End all other ranks."""
         for follower in self._followers:
             follower.end()
 
-    def _watch(self, follower: Follower, on_lost: OnLost) -> None:
+    def _watch(self, follower: Follower, on_lost: OnLost, on_reading: OnReading) -> None:
         made, told, since_s = -1, 0, monotonic()
         try:
             while True:
@@ -225,6 +227,9 @@ class Leader:
                 if isinstance(message, Lost):
                     self._is_found.wait(_CAUSE_S)
                     raise self._cause or RankLost(message.rank, message.why, self._nodes.where(message.rank))
+                on_reading(RankReading(follower.rank, follower.where, message.memory_bytes, message.communication_s))
+                if follower is self._followers[0]:  # this rank's own goes with it
+                    on_reading(RankReading(0, self._nodes.where(0), *taken(self.device, self.ranks)))
                 now_made = message.num_calls
                 if now_made != made or made >= told:  # it went on, or had nothing to do
                     made, told, since_s = now_made, self._num_calls, monotonic()

@@ -56,6 +56,8 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """Sent by a thread of its own, as long as the process runs."""
 
     num_calls: int  # that it has made, of those it was told of
+    memory_bytes: int = 0  # see `RankReading`
+    communication_s: float | None = None
 
 
 class Chosen(msgspec.Struct, frozen=True, tag=True):

@@ -127,6 +127,7 @@ static void sum_chunk(void *argument, int chunk, int thread)
 int ranks_sum(struct pool *pool, struct ranks *r, const float *part, float *out, size_t n)
 {
     size_t room = r->slot_bytes / sizeof(float);
+    int64_t began = now_ns();
     for (size_t done = 0; done < n && !r->lost; done += room) {
         size_t count = n - done < room ? n - done : room;
         float *slot = slot_of(r, r->rank, ++r->round);
@@ -135,12 +136,14 @@ int ranks_sum(struct pool *pool, struct ranks *r, const float *part, float *out,
         struct sum sum = {r, out + done, count};
         pool_run(pool, (int)((count + CHUNK - 1) / CHUNK), sum_chunk, &sum);
     }
+    r->spent_ns += now_ns() - began;
     return r->lost;
 }
 
 int ranks_gather(struct ranks *r, const float *part, float *out, size_t m, size_t n)
 {
     size_t rows = r->slot_bytes / sizeof(float) / n; /* a slot has room for a row of logits: see library.py */
+    int64_t began = now_ns();
     for (size_t done = 0; done < m && !r->lost; done += rows) {
         size_t count = m - done < rows ? m - done : rows;
         r->round++;
@@ -152,5 +155,6 @@ int ranks_gather(struct ranks *r, const float *part, float *out, size_t m, size_
                 memcpy(out + ((done + row) * r->size + rank) * n, from + row * n, n * sizeof(float));
         }
     }
+    r->spent_ns += now_ns() - began;
     return r->lost;
 }

@@ -16,6 +16,7 @@ struct ranks {
     int32_t rank, size;
     uint32_t round; /* collectives so far; all ranks make the same ones in the same order */
     int32_t lost; /* 0: all is well; else 1 + the rank that did not come */
+    int64_t spent_ns; /* in collectives so far, waits included */
 };
 
 size_t ranks_bytes(int size, size_t slot_bytes);
