@@ -27,7 +27,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, sampled, score
 from penstock.runner.rows import spread
-from penstock.runner.runner import Tell
+from penstock.runner.runner import Tell, in_step
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
 from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
 from penstock.runner.verify import choices, newest_rows
@@ -110,7 +110,8 @@ class CudaRunner:
         inputs = self.prepare(plan)
         if self._tell is not None:
             self._tell(inputs)
-        logits, best = self.forward(inputs)
+        with in_step(self._tell):
+            logits, best = self.forward(inputs)
         self._rows = newest_rows(plan.slices)
         specs = choices(plan.slices)
         answer = self._answers[self._num_steps % self._num_stages][: len(specs)]
@@ -122,9 +123,10 @@ class CudaRunner:
         return step
 
     def choose(self, logits: Tensor, specs: list[SampleSpec], best: Tensor, answer: Tensor) -> Scores:
-        chosen = choose(logits, best, specs)
-        if specs:
-            self._sampled[: len(specs)] = self._ranks.broadcast(chosen)
+        with in_step(self._tell):
+            chosen = choose(logits, best, specs)
+            if specs:
+                self._sampled[: len(specs)] = self._ranks.broadcast(chosen)
         answer.copy_(chosen, non_blocking=True)
         return score(logits, chosen, specs)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from penstock.core.ranks import RankLost
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.runner.lora import RunnerAdapters
@@ -19,6 +21,18 @@ from penstock.runner.verify import choices, outcome
 from penstock.sched.plan import Runner, Sampled, SampleSpec, StepPlan, StepResult
 
 Tell = Callable[[StepInputs], None]  # hands a step to all other ranks
+
+
+@contextmanager
+def in_step(tell: Tell | None) -> Iterator[None]:
+    """The first rank's part of a step. Where there are others, its failure ends all of them: they are in the middle of
+    the same step, and would meet the next one's collectives there."""
+    try:
+        yield
+    except Exception as error:
+        if tell is None:
+            raise
+        raise RankLost(0, f"its part of a step failed: {error!r}") from error
 
 
 class RankRunner(Runner, Protocol):
@@ -70,7 +84,8 @@ class ModelRunner:
         step = self.prepare(plan)
         if self._tell is not None:
             self._tell(step)
-        logits = self.forward(step)
+        with in_step(self._tell):
+            logits = self.forward(step)
         return FinishedStep(outcome(plan.slices, self.choose(logits, choices(plan.slices))))
 
     def prepare(self, plan: StepPlan) -> StepInputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.runner.ranks.leader import Leader
-from penstock.runner.runner import RankRunner
+from penstock.runner.runner import RankRunner, in_step
 from penstock.runner.step_inputs import encode_choices
 from penstock.runner.verify import choices, outcome
 from penstock.sched.plan import StepPlan, StepResult
@@ -38,5 +38,6 @@ class PipelineRunner:
     def submit(self, plan: StepPlan) -> StagedStep:
         step = self._own.prepare(plan)
         self._leader.run(step, encode_choices(choices(plan.slices)))
-        self._own.follow(step)
+        with in_step(self._leader.run):
+            self._own.follow(step)
         return StagedStep(plan, self._leader)
