@@ -202,19 +202,6 @@ LORA_ADAPTERS = Metric(
 )
 LORA_SWAPS = Metric("penstock_lora_swaps_total", "counter", "Times an adapter was put onto the device.")
 LORA_READS = Metric("penstock_lora_reads_total", "counter", "Times an adapter was read from disk.")
-RANK_MEMORY = Metric(
-    "penstock_rank_memory_bytes",
-    "gauge",
-    "Memory that a rank of the model has taken, of its process or of its GPU. Only where there are several.",
-    ("rank", "node"),
-)
-RANK_COMMUNICATION = Metric(
-    "penstock_rank_communication_seconds_total",
-    "counter",
-    "Time of a rank in sums and gathers with others, waits included; by its busy time it is communication's share. "
-    "Only on CPUs: on GPUs kernels meet without the host.",
-    ("rank", "node"),
-)
 BUSY = Metric("penstock_busy_seconds_total", "counter", "Time in which the device worked on steps: its utilisation.")
 STEP_TIME = Metric(
     "penstock_step_seconds",

@@ -48,5 +48,18 @@ XID_ERRORS = Metric(
     "Errors that the driver reported, by their number (Xid).",
     ("device", "xid"),
 )
+RANK_MEMORY = Metric(
+    "penstock_rank_memory_bytes",
+    "gauge",
+    "Memory that a rank of the model has taken, of its process or of its GPU. Only where there are several.",
+    ("rank", "node"),
+)
+RANK_COMMUNICATION = Metric(
+    "penstock_rank_communication_seconds_total",
+    "counter",
+    "Time of a rank in sums and gathers with others, waits included; by its busy time it is communication's share. "
+    "Only on CPUs: on GPUs kernels meet without the host.",
+    ("rank", "node"),
+)
 
 DEVICE_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -87,8 +87,8 @@ class EngineTally:
             memory[labels] = each.memory_bytes
             if each.communication_s is not None:
                 spent_s[labels] = each.communication_s
-        self._registry.replace(catalog.RANK_MEMORY, memory)
-        self._registry.replace(catalog.RANK_COMMUNICATION, spent_s)
+        self._registry.replace(device_catalog.RANK_MEMORY, memory)
+        self._registry.replace(device_catalog.RANK_COMMUNICATION, spent_s)
 
     def _look_at_bandwidth(self, info: EngineInfo) -> None:
         peak = info.read_bytes_per_s
