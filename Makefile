@@ -53,7 +53,7 @@ drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, p
 	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 test-parallel: $(VENV)/.installed-dev  ## models over several ranks: every family in every layout, as processes on this machine's CPU
-	$(BIN)/python -m pytest tests/parallel -m "drill or slow" $(ARGS)
+	$(BIN)/python -m pytest tests/parallel tests/runner/ranks -m slow $(ARGS)
 
 test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers

@@ -79,7 +79,7 @@ def served(config: ModelConfig, device: str, *, num_blocks: int) -> Clients:
     ("family", "layout"),
     [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELECTED]
     + [
-        pytest.param(family, layout, marks=pytest.mark.drill)
+        pytest.param(family, layout, marks=[pytest.mark.slow, pytest.mark.drill])
         for family in FAMILIES
         for layout in LAYOUTS
         if is_possible(family, layout) and (family, layout) not in SELECTED

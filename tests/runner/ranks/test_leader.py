@@ -101,7 +101,7 @@ def test_a_rank_that_died_is_named_and_not_the_one_that_felt_it_first(ranks: Ran
     ranks.said[0].send(Lost(1, "it lost touch with the others"))
     ranks.processes[1].status = -9
     ranks.said[1].close()
-    ranks.leader.watch(ranks.lost.append, lambda reading: None)
+    ranks.leader.watch(ranks.lost.append)
     eventually(lambda: len(ranks.lost), lambda count: count == 2)
     for lost in ranks.lost:
         assert str(lost) == "rank 2 of the model (node 2, 10.0.0.3) is lost: its process was killed by SIGKILL"
@@ -110,7 +110,7 @@ def test_a_rank_that_died_is_named_and_not_the_one_that_felt_it_first(ranks: Ran
 
 
 def test_a_rank_that_lost_touch_is_named_where_nobody_has_died(ranks: Ranks) -> None:
-    ranks.leader.watch(ranks.lost.append, lambda reading: None)
+    ranks.leader.watch(ranks.lost.append)
     ranks.said[1].send(Alive(0))
     ranks.said[0].send(Chosen([]))
     assert ranks.leader.chosen() == []
@@ -120,7 +120,7 @@ def test_a_rank_that_lost_touch_is_named_where_nobody_has_died(ranks: Ranks) -> 
 
 
 def test_a_rank_whose_call_failed_is_lost(ranks: Ranks) -> None:
-    ranks.leader.watch(ranks.lost.append, lambda reading: None)
+    ranks.leader.watch(ranks.lost.append)
     ranks.said[0].send(FailedToStart("model_missing", "there is no adapter at /a"))
     (lost,) = eventually(lambda: ranks.lost)
     assert str(lost) == "rank 1 of the model (node 1, 10.0.0.2) is lost: there is no adapter at /a"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.core.nodes import Nodes
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
-from penstock.hub.resolve import ModelFiles
 from penstock.hub.weights_identity import weights_identity
 from penstock.runner.ranks.messages import GroupIdentity
+
+if TYPE_CHECKING:
+    from penstock.hub.resolve import ModelFiles
 
 _FORMATS = ("dtype", "quant", "kv_dtype", "load")
 

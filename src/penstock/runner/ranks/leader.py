@@ -204,7 +204,7 @@ class Leader:
             raise found
         return found
 
-    def watch(self, on_lost: OnLost, on_reading: OnReading) -> None:
+    def watch(self, on_lost: OnLost, on_reading: OnReading = lambda reading: None) -> None:
         """Listen to the followers, in threads. `on_lost` is called in one as soon as a follower's process has ended, is
         silent, or makes no progress; `on_reading` whenever a rank has said how it stands."""
         for follower in self._followers:
