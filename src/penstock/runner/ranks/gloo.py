@@ -83,7 +83,7 @@ class DistributedRanks:
         return out
 
     def give_up(self, rank: int) -> None:
-        """Whoever waits gets an error when `timeout_s` is over, if its process has not been ended before."""
+        """A rank that waits gets an error when `timeout_s` is over, if its process has not been ended before."""
 
     def _gathered(self, part: Tensor) -> Tensor:
         """[ranks, numbers]"""
