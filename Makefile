@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray test-parallel drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray test-nixl test-parallel drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -69,6 +69,18 @@ test-ray: .ray/.installed  ## the fleet's driver on a real Ray cluster with pret
 	@.ray/bin/python tools/pip_progress.py .ray/pip.log install 'ray[default]>=2.60'
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> .ray/lib/$$(ls .ray/lib)/site-packages/penstock.pth
+	@touch $@
+
+test-nixl: .nixl/.installed  ## KV blocks by NIXL, over UCX on this machine: NIXL is fetched first
+	.nixl/bin/python -m pytest tests/transfer -k nixl -p no:xdist $(ARGS)
+
+# As Ray's; its dependencies are there already.
+.nixl/.installed: $(VENV)/.installed-dev
+	@echo "Installing NIXL into .nixl: about 70 MB"
+	@$(BIN)/python -m venv .nixl
+	@.nixl/bin/python tools/pip_progress.py .nixl/pip.log install --no-deps nixl-cu12==1.5.1
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> .nixl/lib/$$(ls .nixl/lib)/site-packages/penstock.pth
 	@touch $@
 
 test-kubernetes: $(VENV)/.installed-dev  ## pods of real processes on a real control plane, as root: it is built first; FILES="tests/kubernetes/test_node_agent.py"

@@ -5,7 +5,8 @@ one item, which collects its tests when it is its turn and runs them; what is re
 turns it on with `-p tests.by_file`. Expressions of markers and keywords hold; node ids of single tests do not.
 
 The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to one
-worker for as long as the others have something else to do: with transformers it takes seconds to import.
+worker for as long as the others have something else to do: with transformers it takes seconds to import. So do files
+that need Anthropic's SDK, to another one.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadScheduling
 
 from tests.reporting import read_budgets
 
-_TORCH = re.compile(r"\b(torch|transformers|triton|tests\.(model|quant|runner|equality|hub)|penstock\.(model|quant))\b")
+_TORCH = re.compile(
+    r"\b(torch|transformers|triton|tests\.(model|quant|runner|equality|hub)|penstock\.(model|quant|engine_process))\b"
+)
+_ANTHROPIC = re.compile(r"^(import|from) anthropic\b", re.MULTILINE)
 
 
 class TestFile(pytest.Item):
@@ -74,31 +79,45 @@ class _Worker:
         return TestFile.from_parent(parent, name=module_path.name, path=module_path, nodeid=nodeid)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        if not isinstance(item, TestFile):
-            return None
-        item.run_all(nextitem)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        if isinstance(item, TestFile):
+            item.run_all(nextitem)
+        else:
+            for report in in_one(runtestprotocol(item, log=False, nextitem=nextitem)):
+                item.ihook.pytest_runtest_logreport(report=report)
         return True
 
 
+def in_one(reports: list[pytest.TestReport]) -> list[pytest.TestReport]:
+    """One report of a test that passed instead of three: to send them takes as long as a small test."""
+    if not all(report.passed for report in reports):
+        return reports
+    _, call, teardown = reports
+    call.duration = sum(report.duration for report in reports)
+    call.user_properties = teardown.user_properties
+    return [call]
+
+
 class FileScheduling(LoadScheduling):
-    """Files of the kind that a worker has begun with, and others when there are no more of these."""
+    """Files that need what this worker imports, then those that need nothing, then the others'."""
 
     def _send_tests(self, node: Any, num: int) -> None:
-        assert self.collection is not None
-        has_torch = node is self.nodes[0]
-        self.pending.sort(key=lambda index: (self._needs_torch(index) != has_torch, index))
-        super()._send_tests(node, num)
+        own = dict(zip(self.nodes, ("torch", "anthropic"), strict=False)).get(node)
 
-    def _needs_torch(self, index: int) -> bool:
-        assert self.collection is not None
-        return needs_torch(self.config.rootpath / self.collection[index])
+        def order(index: int) -> tuple[int, int]:
+            assert self.collection is not None
+            needed = long_import(self.config.rootpath / self.collection[index])
+            return 0 if needed == own else 1 if needed is None else 2, index
+
+        self.pending.sort(key=order)
+        super()._send_tests(node, num)
 
 
 @cache
-def needs_torch(path: Path) -> bool:
-    """Going by its text."""
-    return _TORCH.search(path.read_text()) is not None
+def long_import(path: Path) -> str | None:
+    """The package that a file needs and that takes long to import, going by its text."""
+    text = path.read_text()
+    return "torch" if _TORCH.search(text) else "anthropic" if _ANTHROPIC.search(text) else None
 
 
 class _Controller:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from aiohttp import web
 
@@ -278,7 +280,8 @@ async def fake_kubernetes() -> AsyncIterator[FakeKubernetes]:
     assert site._server is not None
     server.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
     try:
-        yield server
+        with mock.patch.dict(os.environ, SSL_CERT_FILE=os.devnull):  # a client reads the system's CAs: 20 ms each time
+            yield server
     finally:
         server.drop_watches()
         await runner.cleanup()

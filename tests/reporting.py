@@ -33,10 +33,9 @@ class Report:
     def add(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]
         self.seconds[file] += report.duration
-        if report.when == "teardown":
-            found = dict(report.user_properties)
-            self.cpu_seconds[file] += found.get(_CPU, 0.0)
-            self.slowness[file] = max(self.slowness.get(file, 1.0), found.get(_SLOWNESS, 1.0))
+        if _CPU in (found := dict(report.user_properties)):
+            self.cpu_seconds[file] += found[_CPU]
+            self.slowness[file] = max(self.slowness.get(file, 1.0), found[_SLOWNESS])
         if report.failed:
             if report.nodeid not in self.failed:
                 self.failed.append(report.nodeid)

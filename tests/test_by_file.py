@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.by_file import needs_torch
+from tests.by_file import long_import
 from tests.reporting import REPORT
 
 ROOT = Path(__file__).parent.parent
@@ -92,11 +92,15 @@ def test_what_a_package_shares_is_made_once_by_a_worker_and_torn_down(suite: Pat
     assert notes == [f"{what} {where}.conftest" for where in ("first", "second") for what in ("begin", "end")] + [""]
 
 
-def test_files_that_need_torch_are_known_by_their_text(tmp_path: Path) -> None:
-    for name, text in {
-        "one": "import torch\n",
-        "two": "from tests.quant.runs import Runs\n",
-        "three": "# torches\n",
-    }.items():
-        (tmp_path / name).write_text(text)
-    assert [needs_torch(tmp_path / name) for name in ("one", "two", "three")] == [True, True, False]
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("import torch\n", "torch"),
+        ("from tests.quant.runs import Runs\n", "torch"),
+        ("import json\nfrom anthropic import Anthropic\n", "anthropic"),
+        ("# torches\nfrom penstock.api.anthropic import events\n", None),
+    ],
+)
+def test_what_takes_long_to_import_is_known_by_a_files_text(text: str, needed: str | None, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(text)
+    assert long_import(tmp_path / "test_one.py") == needed

@@ -37,7 +37,7 @@ def count(number: int) -> None:
         total += each & 7
 
 
-@pytest.mark.parametrize("pause", [lambda: work(0.2), lambda: sum(range(10_000_000))])
+@pytest.mark.parametrize("pause", [lambda: work(0.05), lambda: sum(range(2_500_000))])
 def test_a_callback_that_works_for_long_is_a_pause(
     loop: asyncio.AbstractEventLoop, pause: Callable[[], object]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_callback_that_works_for_long_is_a_pause(
 
 def test_work_in_another_thread_is_none(loop: asyncio.AbstractEventLoop) -> None:
     async def elsewhere() -> None:
-        await loop.run_in_executor(None, work, 0.3)
+        await loop.run_in_executor(None, work, 0.1)
 
     with watched(loop) as pauses:
         asyncio.run_coroutine_threadsafe(elsewhere(), loop).result(GIVE_UP_S)

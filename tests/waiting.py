@@ -10,12 +10,14 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 GIVE_UP_S = 60.0
-LOOK_EVERY_S = 0.005
+LOOK_EVERY_S = 0.005  # at first; later less often, for looks take time from what they wait for
+SELDOM_S = 0.1
 _SHOWN = 2_000  # characters of what was last seen, those at its end
 
 
@@ -23,9 +25,9 @@ def eventually(look: Callable[[], T], is_so: Callable[[T], object] = bool, *, wi
     """What `look` returned when `is_so` held for it first. Look at a value rather than at a verdict, as in
     `eventually(server.num_open, lambda n: n == 2)`: a failure then tells the value."""
     for found in _looks(look, is_so, within_s):
-        if found:
-            return found[0]
-        time.sleep(LOOK_EVERY_S)
+        if found.is_so:
+            return found.value
+        time.sleep(found.pause_s)
     raise AssertionError("unreachable")
 
 
@@ -34,36 +36,43 @@ async def eventually_async(
 ) -> T:
     """The same where a loop has to go on meanwhile."""
     for found in _looks(look, is_so, within_s):
-        if found:
-            return found[0]
-        await asyncio.sleep(LOOK_EVERY_S)
+        if found.is_so:
+            return found.value
+        await asyncio.sleep(found.pause_s)
     raise AssertionError("unreachable")
 
 
 async def eventually_awaited(look: Callable[[], Awaitable[T]], is_so: Callable[[T], object] = bool) -> T:
     """The same for a look that must be awaited itself."""
     seen: list[T] = []
-    for _ in _looks(lambda: seen[-1:], lambda found: bool(found) and bool(is_so(found[0])), GIVE_UP_S):
-        if seen and is_so(seen[-1]):
+    for found in _looks(lambda: seen[-1:], lambda found: bool(found) and bool(is_so(found[0])), GIVE_UP_S):
+        if found.is_so:
             return seen[-1]
-        await asyncio.sleep(LOOK_EVERY_S if seen else 0)
+        await asyncio.sleep(found.pause_s if seen else 0)
         seen.append(await look())
     raise AssertionError("unreachable")
 
 
-def _looks(look: Callable[[], T], is_so: Callable[[T], object], within_s: float) -> Iterator[tuple[T] | tuple[()]]:
+@dataclass(frozen=True)
+class _Look(Generic[T]):
+    value: T
+    is_so: bool
+    pause_s: float  # until the next one
+
+
+def _looks(look: Callable[[], T], is_so: Callable[[T], object], within_s: float) -> Iterator[_Look[T]]:
     began_s, num_looks = time.monotonic(), 0
     while True:
         value = look()
         num_looks += 1
         if is_so(value):
-            yield (value,)
+            yield _Look(value, True, 0.0)
         elif (waited_s := time.monotonic() - began_s) >= within_s:
             wanted = "" if is_so is bool else f", wanted {_source(is_so)}"
             seen = f"{num_looks} looks in {waited_s:.0f} s at {_source(look)}{wanted}; the last one saw {_short(value)}"
             raise AssertionError(f"it never happened: {seen}")
         else:
-            yield ()
+            yield _Look(value, False, min(max(LOOK_EVERY_S, waited_s / 10), SELDOM_S))
 
 
 def _short(value: object) -> str:

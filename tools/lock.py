@@ -36,6 +36,8 @@ class Pin(NamedTuple):
 
 
 def resolve(requirements: list[str]) -> dict[str, Pin]:
+    """Versions of what these bring along, those with markers of another system or Python among them."""
+    requirements = [one.partition(";")[0] for one in requirements]
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         arguments = ["--dry-run", "--ignore-installed", "--quiet", "--report", report.name, *requirements]
         subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
@@ -101,7 +103,7 @@ def main() -> None:
         ROOT / "requirements-image.lock",
         "# Packages of every container image; one with an engine has requirements.lock besides. No torch.\n",
         shipped,
-        {},
+        markers_of(image),
     )
     write(
         ROOT / "requirements-build.lock",

@@ -38,8 +38,9 @@ CHECKS = {
     "helm chart": ["python", "-m", "tools.helm", "--check"],
 }
 MARKERS = {"fast": "not slow", "slow": "slow and not drill"}
-# Three on two cores, since tests wait too: for servers, disks and each other.
-WORKERS = ["-n", "3", "--maxschedchunk", "1", "-p", "tests.by_file", "-o", "console_output_style=classic"]
+# More than there are cores, since tests wait too: for servers, disks and each other; slow ones more than fast ones.
+NUM_WORKERS = {"fast": 3, "slow": 4}
+BY_FILE = ["--maxschedchunk", "1", "-p", "tests.by_file", "-o", "console_output_style=classic"]
 DEFAULT_BUDGET_S = {"fast": 1.0, "slow": 5.0}
 ALLOWED = 3  # a file may take so many times its budget: CPU seconds vary, with the cache that neighbours leave
 NUM_MEASUREMENTS = 4  # of a file that seems to take too long: neighbours and threads that spin add, nothing subtracts
@@ -95,7 +96,7 @@ def _check(command: Sequence[str]) -> tuple[int, str]:
 def run_tests(name: str) -> Part:
     part = Part(name)
     with _timed(part), _files_in_memory(name) as environment:
-        code, part.report = run_pytest(["-m", MARKERS[name], *WORKERS], environment)
+        code, part.report = run_pytest(["-m", MARKERS[name], "-n", str(NUM_WORKERS[name]), *BY_FILE], environment)
         if code and not part.report.failed:
             part.complaints.append(f"pytest ended with {code}")
             part.num_complaints += 1

@@ -62,3 +62,12 @@ def test_pages_of_its_own_and_of_a_configured_name_are_let_in() -> None:
     proxied = {"origin": b"https://chat.example", "sec_fetch_site": b"same-site"}
     assert refuses(PageGuard(), **proxied)
     assert not refuses(PageGuard(allowed_hosts=["chat.example"]), **proxied)
+
+
+@pytest.mark.parametrize("origins", [["https://Chat.example/"], ["*"]])
+def test_pages_of_allowed_origins_may_use_it(origins: list[str]) -> None:
+    guard = PageGuard(allowed_origins=origins)
+    assert not refuses(guard, origin=b"https://chat.example", sec_fetch_site=b"cross-site")
+    assert refuses(guard, origin=b"https://evil.example") == (origins != ["*"])
+    assert refuses(guard, sec_fetch_site=b"cross-site")  # an image or a link, which no page reads
+    assert refuses(guard, b"evil.example")

@@ -17,6 +17,7 @@ from penstock.core.measurements import (
     PrefixCacheUse,
     ServingLimits,
 )
+from penstock.core.ranks import RankFigures
 
 # Names that other versions and people's scripts read: none of them may go.
 PUBLIC = {
@@ -24,7 +25,7 @@ PUBLIC = {
     *("kv_active_tokens", "kv_capacity_tokens", "restarts", "prefill_tokens_per_s", "decode_step_s", "max_open"),
     *("max_num_seqs", "chunk_tokens", "max_model_len", "block_size", "text", "generated_tokens", "prompt_tokens"),
     *("cached_tokens", "version", "busy_s", "devices", "device_fault", "kv_fragmentation", "memory_kills", "adapters"),
-    *("host_tokens_per_s", "startup_s"),
+    *("host_tokens_per_s", "startup_s", "parallelism", "ranks"),
 }
 
 REPORT = ReplicaReport(
@@ -40,7 +41,9 @@ REPORT = ReplicaReport(
         cache=PrefixCacheUse(prompt_tokens=100, cached_tokens=60),
         limits=ServingLimits(max_open=9, kv_capacity_tokens=1000),
         speeds=EngineSpeeds(1000.0, None, 4000.0),
-        device=DeviceReadings((DeviceReading(device="GPU-1", xids=(79,)),), "GPU-1: fell off the bus"),
+        device=DeviceReadings(
+            (DeviceReading(device="GPU-1", xids=(79,)),), "GPU-1: fell off the bus", "TP2", (RankFigures(1, mbu=0.5),)
+        ),
     ),
 )
 
@@ -51,6 +54,8 @@ def test_a_report_is_one_flat_object_with_its_public_names() -> None:
     assert (written["num_open"], written["queued_tokens"], written["cached_tokens"]) == (3, 40, 60)
     assert (written["max_open"], written["kv_capacity_tokens"], written["host_tokens_per_s"]) == (9, 1000, 4000.0)
     assert (written["devices"][0]["device"], written["device_fault"]) == ("GPU-1", "GPU-1: fell off the bus")
+    assert (written["parallelism"], written["ranks"][0]["mbu"]) == ("TP2", 0.5)
+    assert decode(encode(REPORT)) == REPORT
 
 
 @given(st.builds(ReplicaReport, startup_s=st.none() | st.dictionaries(st.text(), st.floats(0, 1e6))))

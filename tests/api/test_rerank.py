@@ -43,14 +43,37 @@ def test_bad_requests_are_refused(values: dict[str, object]) -> None:
         rerank(**values)
 
 
-def pairs(text_1: object, text_2: object) -> list[tuple[str, str]]:
-    return parse_score(json.dumps({"model": "m", "text_1": text_1, "text_2": text_2}).encode()).pairs()
+def pairs(text_1: object, text_2: object, names: tuple[str, str] = ("text_1", "text_2")) -> list[tuple[str, str]]:
+    return parse_score(json.dumps({"model": "m", names[0]: text_1, names[1]: text_2}).encode()).pairs()
 
 
-def test_texts_are_scored_one_to_one_or_one_to_many() -> None:
-    assert pairs("a", "b") == [("a", "b")]
-    assert pairs("a", ["b", "c"]) == pairs(["a"], ["b", "c"]) == [("a", "b"), ("a", "c")]
-    assert pairs(["a", "b"], ["c", "d"]) == [("a", "c"), ("b", "d")]
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
+def test_texts_are_scored_one_to_one_or_one_to_many(names: tuple[str, str]) -> None:
+    assert pairs("a", "b", names) == [("a", "b")]
+    assert pairs("a", ["b", "c"], names) == pairs(["a"], ["b", "c"], names) == [("a", "b"), ("a", "c")]
+    assert pairs(["a", "b"], ["c", "d"], names) == [("a", "c"), ("b", "d")]
+
+
+@pytest.mark.parametrize(
+    ("names", "param"),
+    [
+        (("text_1", "documents"), "text_2"),
+        (("queries", "text_2"), "text_1"),
+        (("text_1", "user"), "text_2"),
+        (("documents", "user"), "queries"),
+        (("user", "user"), "text_1"),
+    ],
+)
+def test_names_of_two_texts_go_together(names: tuple[str, str], param: str) -> None:
+    with pytest.raises(InvalidRequest, match="is required") as refused:
+        pairs("a", "b", names)
+    assert refused.value.param == param
+
+
+def test_both_pairs_of_names_are_refused() -> None:
+    body = {"model": "m", "text_1": "a", "text_2": "b", "documents": "c"}
+    with pytest.raises(InvalidRequest, match="documents: cannot go with text_1 and text_2"):
+        parse_score(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(

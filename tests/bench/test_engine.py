@@ -67,3 +67,10 @@ def test_unknown_names_are_told_with_those_that_exist() -> None:
         shape("llama9b")
     with pytest.raises(ConfigError, match="--trace"):
         workload("W3", None)
+
+
+def test_a_shape_may_have_fewer_layers_and_no_more() -> None:
+    assert shape("llama70b", 4).num_layers == 4
+    assert shape("llama70b", 4).hidden_size == SHAPES["llama70b"].hidden_size
+    with pytest.raises(ConfigError, match="llama70b has 80 layers"):
+        shape("llama70b", 81)

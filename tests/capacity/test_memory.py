@@ -65,3 +65,12 @@ def test_a_cache_of_integers_has_a_scale_for_each_head() -> None:
     wide, small = (ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token for kv in ("bfloat16", "int8"))
     assert small == 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 2)
     assert 1.9 < wide / small < 2.0
+
+
+def test_ranks_that_share_out_tokens_have_room_for_as_many_times_as_many() -> None:
+    """One head of keys, on four ranks: each would keep all of it."""
+    config = replace(SHAPES["llama8b"], num_kv_heads=1)
+    copied, shared = (memory_of(config, H200, parallelism=Parallelism(tp=4, sp=sp)) for sp in (1, 4))
+    assert shared.weight_bytes == copied.weight_bytes
+    assert shared.kv_tokens == pytest.approx(4 * copied.kv_tokens, rel=0.01), "but for what a step takes more"
+    assert shared.kv_bytes == pytest.approx(copied.kv_bytes, rel=0.01)

@@ -56,12 +56,28 @@ def test_a_pipeline_takes_what_one_node_cannot_hold() -> None:
     assert found.parallelism.pp > 1
 
 
-def test_an_engine_without_pipelines_is_planned_within_a_node() -> None:
+def test_both_engines_are_planned_as_pipelines_where_memory_binds() -> None:
     small, large = (replace(case(shape), engine="penstock") for shape in ("llama8b", "llama405b"))
     assert [each.parallelism for each in layouts(small, Setup("h200"))] == [Parallelism(tp) for tp in (1, 2, 4, 8)]
-    found = layouts(large, Setup("h200"))
-    assert [each.parallelism.short for each in found if each.alone] == ["TP8"]
-    assert best(large, Setup("a100")) is None, "eight of them have no room for the weights"
+    found = [each.parallelism for each in layouts(large, Setup("h200")) if each.alone]
+    assert Parallelism(8) in found
+    assert all(each.num_ranks >= 8 for each in found)
+    assert any(each.alone for each in layouts(large, Setup("a100"))), "two nodes hold what one cannot"
+
+
+def test_sequences_of_a_pipeline_are_those_of_all_its_micro_batches() -> None:
+    asked = replace(case(target=Target(None, None)), max_num_seqs=8)
+    one, two = (layouts(asked, Setup("h200", parallelism=Parallelism(pp=pp)))[0] for pp in (1, 2))
+    assert (one.bound, two.bound) == ("sequences", "sequences")
+    assert two.rate_per_replica < 1.2 * one.rate_per_replica
+
+
+def test_tensor_parallelism_over_nodes_is_planned_where_it_is_asked_for() -> None:
+    wide = Setup("h200", parallelism=Parallelism(16))
+    (found,) = layouts(case("llama70b"), wide)
+    assert found.alone is not None
+    small = Case(SHAPES["llama70b"], CHAT, {"h200": replace(TABLE["h200"], per_node=3)})
+    assert layouts(small, wide)[0].alone is not None, "eight nodes of two"
 
 
 def test_widths_that_a_shape_cannot_be_split_over_are_not_planned() -> None:

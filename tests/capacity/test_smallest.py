@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from penstock.capacity.formats import Formats
 from penstock.capacity.memory import Memory, memory_in
 from penstock.capacity.shapes import SHAPES
-from penstock.capacity.smallest import Choice, Needs, choose_parallelism
+from penstock.capacity.smallest import Choice, Needs, choose_parallelism, needs_of
 from penstock.capacity.splitting import split_obstacle, splits_over
 from penstock.core.devices import VisibleGpu, VisibleGpus
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.parallelism import Parallelism
+from penstock.core.settings import EngineSettings
 from tests.examples import examples
 
 GIB = 1 << 30
@@ -72,7 +73,23 @@ def test_one_gpu_or_none_is_one_rank_however_large_the_model(visible: VisibleGpu
 def test_heads_of_three_keys_go_to_two_ranks_unevenly() -> None:
     choice = chosen(THREE_KEYS, machine(4, 22.5, L4, nvlinked=1))
     assert choice.parallelism == Parallelism(tp=2)
-    assert chosen(THREE_KEYS, machine(8, 7.0, L4)).parallelism == Parallelism(tp=6), "4 and 5 are no multiples of three"
+    assert chosen(THREE_KEYS, machine(8, 7.0, L4)).parallelism == Parallelism(tp=6, sp=2), "not 4 or 5"
+
+
+def test_ranks_beyond_the_heads_of_keys_share_out_tokens_and_no_others() -> None:
+    few = replace(SHAPES["llama70b"], num_kv_heads=2)
+    assert chosen(few, machine(8), tp=2).parallelism.sp == 1
+    assert chosen(few, machine(8), tp=8).parallelism == Parallelism(tp=8, sp=4)
+    shared, copied = (chosen(few, machine(8), tp=8, sp=sp).memory for sp in (None, 1))
+    assert shared is not None
+    assert copied is not None
+    assert shared.kv_tokens > 3.9 * copied.kv_tokens
+
+
+def test_with_sp_only_its_multiples_are_tried() -> None:
+    assert chosen(SHAPES["llama70b"], machine(8), sp=2).parallelism == Parallelism(tp=4, sp=2)
+    assert chosen(SHAPES["llama8b"], machine(8), sp=2).parallelism == Parallelism(tp=2, sp=2)
+    assert chosen(SHAPES["llama8b"], VisibleGpus(), sp=2).parallelism == Parallelism(tp=2, sp=2)
 
 
 def test_a_mixture_has_its_experts_cut_unless_that_would_cut_groups() -> None:
@@ -171,3 +188,12 @@ def test_a_choice_fits_and_is_the_smallest_and_a_refusal_means_that_nothing_does
     assert all(kv_tokens < needs.context for kv_tokens in smaller)
     if choice.memory.kv_tokens < needs.context:
         assert choice.memory.kv_tokens == max(rooms.values())
+
+
+def test_copies_of_experts_take_room_beside_a_ranks_share() -> None:
+    """Mixtral's experts are three matrices of 4,096 by 14,336, in 32 layers, in bfloat16."""
+    config = SHAPES["mixtral-8x7b"]
+    each = 32 * (3 * 4096 * 14_336 + 4096) * 2  # and its row of the router
+    needs = [needs_of(EngineSettings(tp=4, ep=4, pp=pp, redundant_experts=2), config).beside_bytes for pp in (1, 2)]
+    assert needs == [2 * each, each]
+    assert needs_of(EngineSettings(tp=4, ep=4), config).beside_bytes == 0

@@ -55,10 +55,10 @@ def shapes(draw: st.DrawFn) -> ModelConfig:
 groupings = st.none() | st.sampled_from([4, 8, 16]).map(StoredGroups)
 
 
-def cut(axis: Axis, tp: int, groups: StoredGroups | None) -> None:
+def cut(axis: Axis, tp: int, groups: StoredGroups | None, sp: int = 1) -> None:
     """Inputs of a linear over all ranks, as loading cuts them; raises where it would."""
     for rank in range(tp):
-        span = Shard(rank, tp).span(axis, "it")
+        span = Shard(rank, tp, sp).span(axis, "it")
         if groups is None or axis.size % groups.size:
             continue
         scales = StoredTensor(np.zeros((1, axis.size // groups.size), np.float32), "F32")
@@ -68,12 +68,12 @@ def cut(axis: Axis, tp: int, groups: StoredGroups | None) -> None:
 
 def loaded(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None) -> None:
     """All that the layers of `model` would cut; raises where it cannot be."""
-    tp, experts = parallelism.tp, config.experts
+    tp, sp, experts = parallelism.tp, parallelism.sp, config.experts
     if tp == 1:
         return
     for rank in range(tp):
-        Shard(rank, tp).span(kv_heads(config), "keys")
-    cut(query_heads(config), tp, groups)
+        Shard(rank, tp, sp).span(kv_heads(config), "keys")
+    cut(query_heads(config), tp, groups, sp)
     if any(not config.has_experts(layer) for layer in range(config.num_layers)):
         cut(Axis(config.intermediate_size), tp, groups)
     if experts is not None and parallelism.ep > 1:
@@ -93,12 +93,13 @@ def inputs(config: ModelConfig) -> list[int]:
 
 
 @settings(max_examples=examples(60))
-@given(config=shapes(), tp=st.integers(1, 12), shares=st.booleans(), groups=groupings)
+@given(config=shapes(), tp=st.integers(1, 12), sp=st.sampled_from([1, 2, 3, 4]), shares=st.booleans(), groups=groupings)
 def test_what_is_refused_is_what_loading_would_refuse(
-    config: ModelConfig, tp: int, shares: bool, groups: StoredGroups | None
+    config: ModelConfig, tp: int, sp: int, shares: bool, groups: StoredGroups | None
 ) -> None:
     assume(groups is None or not any(size % groups.size for size in inputs(config)))  # no file has parts of groups
-    parallelism = Parallelism(tp=tp, ep=tp if shares and config.experts is not None else 1)
+    assume(tp % sp == 0)
+    parallelism = Parallelism(tp=tp, ep=tp if shares and config.experts is not None else 1, sp=sp)
     obstacle = split_obstacle(config, parallelism, groups)
     with nullcontext() if obstacle is None else pytest.raises(ModelUnsupported):
         loaded(config, parallelism, groups)
@@ -123,15 +124,15 @@ def test_a_refusal_names_a_dimension_and_numbers_of_ranks_that_work(
 
 
 @settings(max_examples=examples(40))
-@given(config=shapes(), tp=st.integers(1, 12), shares=st.booleans())
+@given(config=shapes(), tp=st.integers(1, 12), sp=st.sampled_from([1, 2, 3, 4]), shares=st.booleans())
 def test_the_largest_rank_has_its_share_and_all_ranks_together_have_the_model(
-    config: ModelConfig, tp: int, shares: bool
+    config: ModelConfig, tp: int, sp: int, shares: bool
 ) -> None:
-    parallelism = Parallelism(tp=tp, ep=tp if shares and config.experts is not None else 1)
+    parallelism = Parallelism(tp=tp, ep=tp if shares and config.experts is not None else 1, sp=sp)
     assume(split_obstacle(config, parallelism) is None)
     own = rank_config(config, parallelism)
-    spans = [Shard(rank, tp).num_units(kv_heads(config), "keys") for rank in range(tp)]
-    queries = [Shard(rank, tp).num_units(query_heads(config), "queries") for rank in range(tp)]
+    spans = [Shard(rank, tp, sp).num_units(kv_heads(config), "keys") for rank in range(tp)]
+    queries = [Shard(rank, tp, sp).num_units(query_heads(config), "queries") for rank in range(tp)]
     assert (own.num_kv_heads, own.num_heads) == (max(spans), max(queries))
     assert own.vocab_size == max(len(Shard(rank, tp).vocabulary(config.vocab_size)) for rank in range(tp))
     whole, part = (ModelBytes(each, Formats()).read_bytes for each in (config, own))
@@ -182,3 +183,33 @@ def test_experts_are_cut_where_they_can_be_and_else_shared_out() -> None:
     assert splits_over(mixture, 4, groups=StoredGroups(128)) == Parallelism(tp=4, ep=4)
     assert splits_over(mixture, 4, ep=4) == Parallelism(tp=4, ep=4)
     assert splits_over(SHAPES["mixtral-8x7b"], 16, ep=16) is None, "there are 8 experts"
+
+
+@settings(max_examples=examples(40))
+@given(config=shapes(), tp=st.integers(1, 12))
+def test_ranks_share_out_tokens_where_there_are_more_of_them_than_heads_of_keys(config: ModelConfig, tp: int) -> None:
+    found = splits_over(config, tp)
+    assume(found is not None)
+    assert found is not None
+    if tp <= config.num_kv_heads:
+        assert found.sp == 1
+    elif config.num_heads % tp == 0:
+        assert config.num_kv_heads % (tp // found.sp) == 0, "some would keep copies"
+    assert splits_over(config, tp, sp=1) in (None, replace(found, sp=1))
+
+
+def test_groups_that_cannot_have_the_same_keys_are_refused_by_name() -> None:
+    told = told_obstacle(THREE_KEYS, Parallelism(tp=4, sp=2))
+    assert told is not None
+    assert told.startswith(
+        "3 heads of keys and values cannot be split over 2 groups of 2 ranks: groups must divide them"
+    )
+    assert "15 query heads cannot be split over 2 ranks" in str(told_obstacle(THREE_KEYS, Parallelism(tp=2, sp=2)))
+    assert "3 ranks cannot be split into groups of 2" in str(told_obstacle(THREE_KEYS, Parallelism(tp=3, sp=2)))
+
+
+def test_what_works_with_sp_is_told_with_it() -> None:
+    shape = replace(SHAPES["llama8b"], num_heads=24, num_kv_heads=3, intermediate_size=12_288)
+    told = told_obstacle(shape, Parallelism(tp=4, sp=2))
+    assert told is not None
+    assert told.endswith("Numbers of ranks that work with sp 2: 2, 6, 12")

@@ -57,6 +57,15 @@ def test_latency_is_what_an_engine_shows(shape: str, lengths: tuple[tuple[int, i
     assert told.tpot_p_s == pytest.approx(quantile(tpots, 0.95), rel=0.2)
 
 
+def test_a_prompt_waits_for_the_weights_with_each_of_its_chunks() -> None:
+    demand, cost = Demand(1.0, ((1024, 256),)), StepCost(SHAPES["llama8b"], H200)
+    whole, halves = (
+        Engine(cost, demand.profile, Limits(10**7, chunk_tokens=tokens), demand.target).expected(1e-9).ttft_p50_s
+        for tokens in (1024, 512)
+    )
+    assert halves - whole == pytest.approx(cost.fixed_s + cost.read_s, rel=1e-3)
+
+
 rates = st.floats(1e-3, 1e3)
 targets = st.builds(Target, st.none() | st.floats(0.05, 5), st.none() | st.floats(0.005, 0.5))
 

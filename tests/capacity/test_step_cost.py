@@ -10,7 +10,7 @@ from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import hardware
 from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.shapes import SHAPES
-from penstock.capacity.step_cost import Constants, StepCost
+from penstock.capacity.step_cost import PENSTOCK, Constants, StepCost
 from penstock.core.parallelism import Parallelism
 
 H200 = hardware()["h200"]
@@ -104,3 +104,15 @@ def test_a_token_of_a_mixture_costs_the_products_of_its_own_experts() -> None:
     mixture = SHAPES["mixtral-8x7b"]
     active = mixture.num_active_parameters - 2 * mixture.vocab_size * mixture.hidden_size
     assert StepCost(mixture, H200, IDEAL).seconds(8192, 0, 0, 0) == pytest.approx(8192 * 2 * active / 989e12)
+
+
+def test_tokens_that_are_shared_out_are_read_by_one_rank_and_exchanged_by_all() -> None:
+    config = replace(SHAPES["llama8b"], num_kv_heads=1)
+    gpu = hardware()["h200"]
+    copied, shared = (StepCost(config, gpu, PENSTOCK, parallelism=Parallelism(tp=4, sp=sp)) for sp in (1, 4))
+    assert shared.kv_token_s == pytest.approx(copied.kv_token_s / 4)
+    assert shared.pair_s == copied.pair_s, "more queries on as many times fewer tokens"
+    assert shared.sync_s - copied.sync_s == pytest.approx(2 * config.num_layers * gpu.link_latency_us * 1e-6)
+    heads_bytes = 2 * config.num_heads * config.head_dim / 4
+    per_s = gpu.link_gb_s * 1e9 * PENSTOCK.bandwidth_efficiency
+    assert shared.token_s - copied.token_s == pytest.approx(2 * config.num_layers * 3 * heads_bytes / per_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.sdk import Unverified
+from tests.template import engine_of, forking
 from tests.text.small import byte_level, load
 from tests.waiting import eventually
 
@@ -99,9 +101,7 @@ class RealServer:
         return not self.left_over()
 
     def engine_process(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children()
-        (engine,) = (child for child in children if "penstock.engine_process" in child.cmdline())
-        return engine
+        return engine_of(self.process.pid)
 
     def _families(self) -> Iterator[Metric]:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as response:
@@ -109,9 +109,11 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
+def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator[RealServer]:
+    """`forks`: its engine and ranks are forked from the tests' template; else each is executed."""
     command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *FORMAT, "--port", "0", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environment = os.environ | (forking() if forks else {})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     assert process.stdout is not None
     try:
         lines = []
@@ -133,13 +135,13 @@ def real_server(*flags: str, model: str = MODEL) -> Iterator[RealServer]:
         process.stdout.close()
 
 
-def tiny_server(directory: Path, *flags: str) -> contextlib.AbstractContextManager[RealServer]:
+def tiny_server(directory: Path, *flags: str, forks: bool = True) -> contextlib.AbstractContextManager[RealServer]:
     """A server of the random model in `directory`: for tests in which no text has to make sense."""
-    return real_server("--load", "dummy", "--dtype", "float32", *flags, model=str(directory))
+    return real_server("--load", "dummy", "--dtype", "float32", *flags, model=str(directory), forks=forks)
 
 
-def write_tiny_model(directory: Path) -> None:
+def write_tiny_model(directory: Path, **config: object) -> None:
     """The files of a model without weights; its vocabulary is larger than its tokenizer's, as many models have it."""
-    (directory / "config.json").write_text(json.dumps(TINY))
+    (directory / "config.json").write_text(json.dumps({**TINY, **config}))
     (directory / "tokenizer.json").write_text(load(byte_level()).to_json())
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

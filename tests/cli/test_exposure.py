@@ -47,7 +47,7 @@ def test_a_gateway_and_the_replicas_that_it_starts_share_a_secret_that_no_file_a
     assert os.environ[SECRET_VARIABLE] != first
     share_secret("chosen")
     settings = Settings(server=ServerSettings(host="0.0.0.0", gateway_secret="chosen"))
-    written = _write_config(settings, "m", 9001, 2, tmp_path).read_text()
+    written = _write_config(settings, "m", 9001, "both", 2, tmp_path).read_text()
     assert "chosen" not in written
     replica = build(Settings, json.loads(written)).server
     assert (replica.host, replica.port) == ("127.0.0.1", 9001)

@@ -27,6 +27,7 @@ from tools.drills.stand import MODEL, write_model
 from penstock.api.relay import SECRET_HEADER, SECRET_VARIABLE
 from tests.children import children
 from tests.sdk import Unverified
+from tests.template import engine_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -71,20 +72,6 @@ class Served:
     def command(self, *words: str) -> str:
         command = [sys.executable, "-m", "penstock.cli.main", *words, "--store", self.store]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def engine_of(replica: psutil.Process) -> psutil.Process:
-    """The engine whose lifeline the server holds."""
-    (template,) = (one for one in replica.parents() if "penstock.engine_process.template" in one.cmdline())
-    engines = (child for child in template.children() if "penstock.engine_process" in child.cmdline())
-    (engine,) = (one for one in engines if pipes(one) & pipes(replica))
-    return engine
-
-
-def pipes(process: psutil.Process) -> set[str]:
-    """Those that it has open, but for its standard streams."""
-    opened = {link.name: os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
-    return {name for name in opened.values() if name.startswith("pipe:")} - {opened["1"], opened["2"]}
 
 
 def port_of(replica: psutil.Process) -> int:
@@ -166,7 +153,7 @@ async def are_carried_on(served: Served, how: str, tokens: int) -> bool:
     async def hurt_the_busiest(calls: list[Call]) -> list[int]:
         await survival.all_at(calls, 12)
         victim = max(served.replicas(), key=open_streams)
-        hurt.append((victim, engine_of(victim) if how == "engine stopped" else victim))
+        hurt.append((victim, engine_of(victim.pid) if how == "engine stopped" else victim))
         hurt[0][1].send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         return []
 

@@ -94,7 +94,8 @@ def test_a_stream_goes_on_while_a_hostile_schema_is_refused(tiny: RealServer) ->
         eventually(lambda: num_chunks)
         hostile = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
         before = num_chunks
-        with pytest.raises(openai.BadRequestError, match="too complex"):
+        # A fast processor may get as far as the parser's own bound.
+        with pytest.raises(openai.BadRequestError, match=r"too complex|Current row has 16007 items; max is 2000"):
             tiny.openai.completions.create(**body, extra_body={"guided_json": hostile})
         during = num_chunks - before
         is_over.set()

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.runner.ranks.gathering import bind_here
 from tests.cli.real_server import FORMAT, tiny_server
+from tests.template import forking
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,8 @@ class Node:
         self._log = log
         with log.open("ab") as out:
             command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), *FORMAT, *SHAPE, *flags]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+            environment = os.environ | forking()
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment)
 
     def text(self) -> str:
         return self._log.read_text()

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.hub.home import penstock_home
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,7 @@ class Reader:
         found = eventually(lambda: ADDRESS.search(log.read_text()))
         assert found is not None
         self._ports[port] = found[1]
-        eventually(lambda: self._status(f"http://127.0.0.1:{found[1]}/ready"), lambda status: status == "200")
+        eventually(lambda: _is_ready(f"http://127.0.0.1:{found[1]}"))
 
     def stop(self) -> None:
         for server in self._servers:
@@ -89,14 +90,18 @@ class Reader:
             server.wait()
         self._servers = []
 
-    def _status(self, url: str) -> str:
-        command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", url]
-        return subprocess.run(command, capture_output=True, text=True).stdout
-
     def _with_ports(self, text: str) -> str:
         for written, picked in self._ports.items():
             text = re.sub(rf"(localhost|127\.0\.0\.1):{written}\b", rf"\1:{picked}", text)
         return text
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=GIVE_UP_S):
+            return True
+    except OSError:
+        return False
 
 
 @contextmanager

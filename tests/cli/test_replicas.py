@@ -29,7 +29,7 @@ def test_replica_that_cannot_be_started_is_not_started_again(tmp_path: Path) -> 
     write_tiny_model(tmp_path)
     server = ServerSettings(watermark="nosuch", watermark_file=str(tmp_path / "watermarks.json"))
     settings = Settings(model=str(tmp_path), engine=EngineSettings(load="dummy"), server=server)
-    config = _write_config(settings, "tiny", 0, 2, tmp_path)
+    config = _write_config(settings, "tiny", 0, "both", 2, tmp_path)
     with pytest.raises(KeyNotFound, match="there is no watermark 'nosuch'"):
         asyncio.run(_keep(config, never))
 
@@ -59,7 +59,7 @@ def test_replica_forked_from_a_clean_template_answers_bit_for_bit_as_one_that_is
     settings = Settings(model=str(tmp_path), engine=EngineSettings(load="dummy", dtype="float32"))
     with _reserved_ports(1) as (port,), TemplateProcess.start(template_modules(), tmp_path) as template:
         assert template is not None
-        config = _write_config(settings, "tiny", port, 1, tmp_path)
+        config = _write_config(settings, "tiny", port, "both", 1, tmp_path)
         forked, answer = asyncio.run(answer_of_new_replica(config, port, is_forked=True))
         threads, files = os.listdir(f"/proc/{template.pid}/task"), os.listdir(f"/proc/{template.pid}/fd")
         devices = [name for number in files if "nvidia" in (name := os.readlink(f"/proc/{template.pid}/fd/{number}"))]

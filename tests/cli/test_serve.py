@@ -170,7 +170,7 @@ def test_streams_that_are_left_end_their_work(tiny: RealServer) -> None:
 
 
 def test_cold_start_is_told_phase_by_phase_and_that_of_an_engine_started_again_by_its_own(tiny_model: Path) -> None:
-    with tiny_server(tiny_model) as server:
+    with tiny_server(tiny_model, forks=False) as server:  # a forked engine imports next to nothing, which is not told
 
         def phases() -> list[str]:
             with urllib.request.urlopen(f"{server.url}/v1/penstock/snapshot") as answer:
@@ -199,7 +199,7 @@ def test_when_the_engine_is_killed_clients_hear_of_it_and_the_server_recovers(ti
 
 
 def test_a_stop_signal_to_the_whole_group_lets_running_streams_finish(tiny_model: Path) -> None:
-    with tiny_server(tiny_model, "--drain-timeout", "600") as server:
+    with tiny_server(tiny_model, "--drain-timeout", "600", forks=False) as server:
         engine = server.engine_process()
         stream = iter(long_stream(server, max_tokens=3000))
         next(stream)
@@ -221,8 +221,9 @@ def test_streams_that_take_longer_than_the_drain_timeout_are_told_why_they_end(t
         server.process.wait()
 
 
-def test_the_engine_does_not_outlive_a_server_that_is_killed(tiny_model: Path) -> None:
-    with tiny_server(tiny_model) as server:
+@pytest.mark.parametrize("forks", [True, False])
+def test_the_engine_does_not_outlive_a_server_that_is_killed(tiny_model: Path, forks: bool) -> None:
+    with tiny_server(tiny_model, forks=forks) as server:
         engine = server.engine_process()
         server.process.kill()
         eventually(engine.is_running, lambda runs: not runs)

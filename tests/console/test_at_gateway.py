@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock.console.history import COLUMNS
 from penstock.console.views import TenantRow
+from penstock.core.measurements import EngineTotals
+from penstock.core.ranks import RankReading, RankUsage
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.http.clock import LOOP_CLOCK
@@ -19,16 +22,27 @@ from penstock.tenancy.admins import new_admin_key
 from penstock.tenancy.prices import Price
 from tests.console.at_gateway import Console, console
 from tests.gateway.running import RunningGateway, running_gateway
-from tests.server.replica import NAME, serving
+from tests.server.replica import NAME, Replica, serving
 from tests.waiting import eventually
 
 ADMIN = new_admin_key("root", now_s=0)
 SECRET = "the prompt that nobody else may read"
 
 
+def spread_over_two(replica: Replica) -> None:
+    """Its engine says that the model is on two ranks, and how they stand."""
+    engine = replica.engine
+    assert engine.info is not None
+    engine.info = replace(engine.info, layout="TP2")
+    for usage in (RankUsage(100, 1.0, busy_s=10.0), RankUsage(100, 2.0, busy_s=14.0)):
+        for rank in (0, 1):
+            engine.ranks.take(RankReading(rank, usage=usage), 1, EngineTotals())
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[RunningGateway]:
     with serving() as one, serving() as two:
+        spread_over_two(two)
         urls = [f"http://{replica.host}:{replica.port}" for replica in (one, two)]
         models = {NAME: ModelSettings(replicas=urls, aliases=["default"], price=Price(1.0, 2.0))}
         # By the clock that the replicas go by: their parts of a request's time are compared with the gateway's whole.
@@ -99,6 +113,16 @@ def test_the_state_has_replicas_queues_models_and_tenants(gateway: RunningGatewa
     assert queue["limits"].keys() == queue["waiting"].keys()
     (model,) = state["models"]
     assert (model["name"], model["aliases"], model["has_price"]) == (NAME, ["default"], True)
+
+
+def test_a_replica_over_several_ranks_says_how_each_of_them_stands(gateway: RunningGateway, page: Console) -> None:
+    one, two = hello_of(gateway, page)["state"]["replicas"]
+    assert (one["parallelism"], one["ranks"]) == ("", [])
+    assert two["parallelism"] == "TP2"
+    assert [(rank["rank"], rank["memory_bytes"], rank["communication"], rank["mbu"]) for rank in two["ranks"]] == [
+        (0, 100, 0.25, None),
+        (1, 100, 0.25, None),
+    ]
 
 
 def test_a_request_has_its_parts_its_cost_and_its_decision(gateway: RunningGateway, page: Console) -> None:

@@ -295,6 +295,39 @@ def test_a_replica_that_is_out_is_grey_and_its_last_figures_are_not_shown(browse
         assert contrast(page, "tr.out .pill") >= 4.5
 
 
+def test_a_replica_over_several_ranks_shows_each_of_them_when_it_is_opened(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        told.show("replicas")
+        columns = page.get_by_role("table", name="Replicas").locator("thead")
+        expect(columns).to_contain_text("Model")
+        expect(columns).not_to_contain_text("Ranks")
+        rank = {"node": "", "device": "GPU-1", "mbu": 0.61, "communication": 0.125, "is_estimated": True}
+        ranks = [rank | {"rank": 0, "memory_bytes": 3 << 30}, rank | {"rank": 1, "memory_bytes": 1 << 30, "mbu": None}]
+        told.hello["state"]["replicas"][1] |= {"parallelism": "TP2", "ranks": ranks}
+        told.show("replicas")
+        page.get_by_role("button", name="TP2").click()
+        rows = page.get_by_role("table", name="Ranks").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.nth(0)).to_contain_text("GPU-1")
+        expect(rows.nth(0)).to_contain_text("3 GiB")
+        expect(rows.nth(0)).to_contain_text("61 %")
+        expect(rows.nth(1).locator("td[data-name=MBU]")).to_have_text("–")
+        expect(rows.nth(1).locator("td[data-name=Communication]")).to_have_text("about 12.5 %")
+        page.get_by_role("button", name="Close").click()
+        expect(rows).to_have_count(0)
+
+
+def test_a_replica_with_a_role_says_which(browser: Any, fleet: str) -> None:
+    with opened(browser, fleet) as page:
+        told = Told(page, fleet)
+        told.hello["state"]["replicas"][1] |= {"role": "prefill"}
+        told.show("replicas")
+        rows = page.get_by_role("table", name="Replicas").locator("tbody tr")
+        expect(rows.nth(1).locator("td[data-name=Model]")).to_contain_text("prefill, penstock")
+        expect(rows.nth(0).locator("td[data-name=Model]")).not_to_contain_text("both")
+
+
 def test_an_operator_adds_drains_and_removes_a_replica(browser: Any, tmp_path: Path) -> None:
     with serving() as one, serving() as two, real_gateway(tmp_path, one) as gateway:
         with open_store(gateway.store) as store:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.core.nodes import MASTER_PORT, Nodes, nodes_of, parse_address, spread, with_nodes
+from penstock.core.nodes import MASTER_PORT, Nodes, fewest_nodes, nodes_of, parse_address, spread, with_nodes
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 
@@ -48,6 +48,20 @@ def test_every_rank_is_on_one_node_and_every_node_has_one(tp: int, pp: int, node
     assert all(found.node_of(rank) == node for node in range(nodes) for rank in found.ranks_of(node))
     stages = [range(tp * stage, tp * (stage + 1)) for stage in range(pp)]
     assert any(found.spans(stage) for stage in stages) == (nodes > pp)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "per_node", "sizes"),
+    [
+        (8, 1, 8, (8,)),
+        (8, 2, 8, (8, 8)),
+        (16, 1, 8, (8, 8)),
+        (3, 5, 8, (3, 6, 6)),  # two nodes would have nine of them on one
+        (5, 1, 3, (1,) * 5),  # five cannot be halved
+    ],
+)
+def test_as_few_nodes_are_taken_as_have_room(tp: int, pp: int, per_node: int, sizes: tuple[int, ...]) -> None:
+    assert fewest_nodes(Parallelism(tp, pp), per_node).sizes == sizes
 
 
 def test_flags_say_all() -> None:

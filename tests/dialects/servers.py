@@ -46,6 +46,7 @@ class FakeServer:
     is_parked: bool = False
     token_s: float = 0.0
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    num_refused: int = 0
     num_left: int = 0  # clients that went before their answer was complete
     num_polls: int = 0
     connections: set[socket.socket] = field(default_factory=set)
@@ -405,6 +406,7 @@ def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
                 refusal = fake.overloaded()
             if refusal is not None:
                 self._send(refusal)
+                fake.num_refused += 1
                 return
             is_stream, parts = fake.answer(self.path, asked)
             fake.running += 1

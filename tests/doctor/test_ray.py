@@ -119,6 +119,20 @@ async def test_zones_and_gpus_that_no_node_has_are_told_with_what_would_work(clu
     assert "node-3 (node-3) without a resource zone:…" in findings["zones"][1].says
 
 
+async def test_a_replica_over_several_nodes_has_room_where_as_many_nodes_have_its_share(
+    cluster: FakeRayCluster,
+) -> None:
+    wide = {"gpus": 4, "engine": {"tp": 2, "pp": 2}}
+    findings = await found(cluster, use(fleet(**wide)))
+    assert findings["room"][0].says == "smollm2: nodes have what a replica takes"
+    assert cluster.probed == [(["a", "b"], {})]
+    await cluster.lose_node("a")
+    (lacking,) = (await found(cluster, use(fleet(**wide, ray={"nodes": 2}))))["room"]
+    assert lacking.verdict == "fail"
+    assert lacking.says == "smollm2: no node has CPU 1, GPU 2 on each of 2 nodes"
+    assert lacking.hint.startswith("a replica is on 2 nodes, and 1 node has CPU 1, GPU 2: add 1")
+
+
 async def test_each_runtime_environment_of_a_pool_is_tried_once(cluster: FakeRayCluster, tmp_path: Path) -> None:
     pools = {
         "smollm2": {},
@@ -134,6 +148,9 @@ async def test_each_runtime_environment_of_a_pool_is_tried_once(cluster: FakeRay
     assert use_of_fleet(build(FleetSettings, {"pools": {"m": {}}}), "") is None
     with pytest.raises(ConfigError, match=r"pools.m.ray.cpu"):
         use_of_fleet(build(FleetSettings, {"driver": "ray", "pools": {"m": {"ray": {"cpu": 1}}}}), "")
+    with pytest.raises(ConfigError, match="cannot be spread over 2 nodes") as refused:
+        use_of_fleet(build(FleetSettings, {"driver": "ray", "pools": {"m": {"ray": {"nodes": 2}}}}), "")
+    assert refused.value.param == "pools.m.ray.nodes"
 
 
 def test_what_is_wrong_on_nodes_is_told_once_for_all_of_them() -> None:
@@ -204,9 +221,9 @@ async def test_replicas_of_fleets_without_a_controller_are_told(cluster: FakeRay
 def test_placement_groups_are_counted_by_what_they_do() -> None:
     groups = [
         GroupView("penstock/f/a?pool=m"),
-        GroupView("penstock/f/b?pool=m", "node"),
-        GroupView("penstock/f/c?pool=m", "node", ActorView(is_begun=True)),
-        GroupView("penstock/f/d?pool=m", "", ActorView(is_begun=True, failure="lost")),
+        GroupView("penstock/f/b?pool=m", ["node"]),
+        GroupView("penstock/f/c?pool=m", ["node"], ActorView(is_begun=True)),
+        GroupView("penstock/f/d?pool=m", [], ActorView(is_begun=True, failure="lost")),
     ]
     (finding,) = check_fleets(groups, {"f": 0.0})
     assert finding.says.startswith("f: 4 placement groups (1 failed, 1 not begun, 1 running, 1 waiting for room)")

@@ -42,6 +42,7 @@ class Weights:
         self.may_read: dict[str, threading.Event] = {}
         self.kept: set[str] = set()
         self.cleared: list[int] = []
+        self.num_forgotten = 0
 
     def read(self, path: str, digest: str) -> Any:
         if digest in self.may_read:
@@ -55,6 +56,7 @@ class Weights:
 
     def forget(self, digest: str) -> None:
         self.kept.discard(digest)
+        self.num_forgotten += 1
 
     def clear(self, slot: int) -> None:
         self.cleared.append(slot)
@@ -247,6 +249,7 @@ def test_adapter_may_be_unloaded_while_it_is_read(is_late: bool) -> None:
     engine.weights.may_read["a"].set()
     engine.until(lambda: not engine.lora._reading)
     assert engine.weights.kept == ({"a"} if is_late else set())
+    assert engine.weights.num_forgotten == (1 if is_late else 2)  # other ranks have read it by the second
 
 
 def test_last_slot_is_not_pinned() -> None:

@@ -7,6 +7,8 @@ import pytest
 from penstock.capacity.smallest import needs_of
 from penstock.core.devices import VisibleGpu, VisibleGpus
 from penstock.core.errors import ConfigError
+from penstock.core.hashing import ROUTING_TOKENS
+from penstock.core.parallelism import parallelism_of
 from penstock.core.settings import EngineSettings
 from penstock.engine_process.parallelism import choose_for, with_parallelism
 from penstock.model.random_weights import RandomCheckpoint
@@ -35,6 +37,42 @@ def test_experts_that_are_shared_out_say_over_how_many_ranks() -> None:
     settings, choice = with_parallelism(replace(CPU, ep=2), RandomCheckpoint(CONFIGS["mixtral"]))
     assert (settings.tp, settings.ep) == (2, 2)
     assert choice.lines == ("tensor parallel 2, expert parallel 2",)
+
+
+def test_ranks_share_out_tokens_where_heads_of_keys_have_run_out() -> None:
+    """Two heads of keys: four ranks would keep each token twice. A block is as many times as long."""
+    settings, choice = with_parallelism(replace(CPU, tp=4), RandomCheckpoint(SHAPE))
+    assert (settings.tp, settings.sp) == (4, 2)
+    assert choice.lines == ("tensor parallel 4, sequence parallel 2",)
+    assert choice.parallelism.short == "TP4 SP2"
+    assert resolve_limits(SHAPE, settings, "cpu").block_size == 32
+    copied, _ = with_parallelism(replace(CPU, tp=4, sp=1), RandomCheckpoint(SHAPE))
+    assert copied.sp == 1
+    asked, _ = with_parallelism(replace(CPU, sp=2), RandomCheckpoint(SHAPE))
+    assert (asked.tp, asked.sp) == (2, 2)
+
+
+def test_a_routing_block_has_whole_blocks_however_many_ranks_share_them() -> None:
+    for sp in (1, 2, 4, 8, 16):
+        for device in ("cpu", "cuda"):
+            assert ROUTING_TOKENS % resolve_limits(SHAPE, EngineSettings(sp=sp), device).block_size == 0
+
+
+def test_groups_that_do_not_fit_together_are_refused_by_what_does_not() -> None:
+    with pytest.raises(ConfigError, match=r"3 ranks cannot be split into groups of 2 .*: sp must divide tp") as told:
+        with_parallelism(replace(CPU, tp=3, sp=2), RandomCheckpoint(replace(SHAPE, num_heads=12, num_kv_heads=3)))
+    with pytest.raises(ConfigError, match="sp is 2: it must divide tp") as again:
+        parallelism_of(EngineSettings(tp=3, sp=2), SHAPE)
+    assert again.value.param == "sp"
+    three = replace(SHAPE, num_heads=12, num_kv_heads=3)
+    with pytest.raises(
+        ConfigError, match="3 heads of keys and values cannot be split over 2 groups of 2 ranks"
+    ) as told:
+        with_parallelism(replace(CPU, tp=4, sp=2), RandomCheckpoint(three))
+    assert told.value.param == "tp", "it cannot be had without sp either"
+    with pytest.raises(ConfigError, match="15 query heads cannot be split over 2 ranks") as told:
+        with_parallelism(replace(CPU, tp=2, sp=2), RandomCheckpoint(replace(SHAPE, num_heads=15, num_kv_heads=5)))
+    assert told.value.param == "sp"
 
 
 def test_ranks_that_cannot_share_the_shape_are_refused_before_anything_is_started() -> None:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from penstock.engine_process.spawn import ChildProcess, ForkedProcess, TemplateProcess, spawn
+from penstock.link import forking
+from penstock.link.forking import Spawn
 from tests.waiting import eventually, eventually_async
 
 PROGRAM = "tests.engine_process.forked"
@@ -96,6 +98,41 @@ async def test_process_is_given_an_environment_and_a_place_for_its_output(
     assert json.loads((tmp_path / "log").read_text())["variable"] == "its own"
 
 
+def started_for_threads(place: int) -> forking.ForkedProcess:
+    """A process of the program, which has written to the descriptor of this number."""
+    ours, theirs = socket.socketpair()
+    request = Spawn(PROGRAM, [str(place), "wait"], dict(os.environ), os.getcwd(), [0, 1, 2, place], signal.SIGKILL)
+    path = os.environ["PENSTOCK_TEMPLATE"]
+    process = forking.ForkedProcess(path, request, [subprocess.DEVNULL, 1, 2, theirs.fileno()])
+    theirs.close()
+    with ours, ours.makefile() as told:
+        assert json.loads(told.readline())["pid"] == process.pid
+    return process
+
+
+def test_process_for_threads_ends_with_its_object_whatever_numbers_its_descriptors_have(
+    template: TemplateProcess,
+) -> None:
+    for place in range(3, 14):  # the lifeline's own is among them
+        process = started_for_threads(place)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM  # and nothing has ended it before
+        process = started_for_threads(place)
+        forked = psutil.Process(process.pid)
+        del process
+        eventually(forked.is_running, lambda runs: not runs)
+
+
+def test_end_of_a_process_for_threads_is_told_to_all_who_ask(template: TemplateProcess) -> None:
+    request = Spawn(PROGRAM, ["1", "wait"], dict(os.environ), os.getcwd(), [0, 1, 2])
+    process = forking.ForkedProcess(os.environ["PENSTOCK_TEMPLATE"], request, [subprocess.DEVNULL] * 3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.0)
+    process.kill()
+    assert [process.wait(), process.wait(timeout=0.0), process.poll()] == [-signal.SIGKILL] * 3
+    process.kill()  # once more, which nobody hears
+
+
 async def test_many_processes_at_a_time_each_have_their_own_end(template: TemplateProcess) -> None:
     all_started = await asyncio.gather(*(started(str(status)) for status in range(8)))
     assert [await process.wait() for process, _ in all_started] == list(range(8))
@@ -133,6 +170,15 @@ async def test_variable_that_libraries_read_as_they_load_is_not_forked_away(
     assert not isinstance(process, ForkedProcess)
     assert await process.wait() == 0
     assert "PYTHONPATH is read when libraries are loaded" in caplog.text
+
+
+async def test_variable_that_torch_sets_as_it_runs_does_not_forbid_a_fork(
+    template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    process, _ = await started("0")
+    assert isinstance(process, ForkedProcess)
+    assert await process.wait() == 0
 
 
 async def test_template_with_a_second_thread_is_not_used(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import CapacityRefused, EngineFailed
 from penstock.core.measurements import EngineLoad, EngineMeasurements
+from penstock.core.settings import Role
 from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.policy.observation import CapacityType
@@ -86,13 +87,16 @@ class FakeClient:
         self._driver = driver
         self.num_open: Counter[str] = Counter()
         self.can_park = True
+        self.roles: dict[str, Role] = {}  # by address
 
     async def report(self, url: str) -> ReplicaReport | None:
         if url not in {one.url for one in self._driver.replicas.values()}:
             return None
         state = "ready" if self._driver.is_ready else "starting"
         measured = EngineMeasurements(EngineLoad(num_open=self.num_open[url]))
-        return ReplicaReport("b", "m", state, can_park=self.can_park and state == "ready", measured=measured)
+        can_park = self.can_park and state == "ready"
+        role = self.roles.get(url, "both")
+        return ReplicaReport("b", "m", state, version="1", can_park=can_park, role=role, measured=measured)
 
     async def makes_token(self, url: str) -> bool:
         return True
@@ -100,6 +104,9 @@ class FakeClient:
     async def park(self, url: str) -> None: ...
 
     async def wake(self, url: str) -> None: ...
+
+    async def set_role(self, url: str, role: Role) -> None:
+        self.roles[url] = role
 
     def forget(self, url: str) -> None: ...
 

@@ -19,9 +19,15 @@ from tests.waiting import eventually_async
 
 @contextmanager
 def partitioned(store: Store) -> Iterator[None]:
-    """SQLite refuses every statement of this store's connection."""
+    """SQLite refuses every statement of this store's connection. A transaction that it is in the middle of is rolled
+    back, as a server does whose client is gone: else it would keep everybody else out."""
+
+    def judge(action: int, operation: str | None, *_: object) -> int:
+        is_end = action == sqlite3.SQLITE_TRANSACTION and operation == "ROLLBACK"
+        return sqlite3.SQLITE_OK if is_end else sqlite3.SQLITE_DENY
+
     connection = store.fleet._database._connection  # type: ignore[attr-defined]
-    connection.set_authorizer(lambda *_: sqlite3.SQLITE_DENY)
+    connection.set_authorizer(judge)
     try:
         yield
     finally:

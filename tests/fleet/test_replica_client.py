@@ -11,7 +11,7 @@ import pytest
 
 from penstock import __version__
 from penstock.api.replica_report import ReplicaReport
-from penstock.core.errors import Conflict, UnsupportedTask
+from penstock.core.errors import Conflict, EngineUnavailable, UnsupportedTask
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.fleet.settings import ReplicaTlsSettings
@@ -145,3 +145,14 @@ async def test_replicas_with_a_certificate_are_asked_by_the_name_in_it(tmp_path:
         with closing(ReplicaClient(None, SlowClock(), tls.context(), tls.server_name)) as client:
             assert (await client.report(url) is not None) == is_trusted
     await server.stop(0.0)
+
+
+async def test_replica_takes_another_role(client: ReplicaClient) -> None:
+    with serving() as replica:
+        url = f"http://{replica.host}:{replica.port}"
+        await client.set_role(url, "decode")
+        report = await client.report(url)
+        assert report is not None
+        assert report.role == "decode"
+    with FakeVllm() as fake, pytest.raises(EngineUnavailable, match="does not take the role prefill"):
+        await client.set_role(fake.url, "prefill")

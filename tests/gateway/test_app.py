@@ -54,6 +54,35 @@ def test_answers_are_the_replicas_own(gateway: RunningGateway, replicas: list[Re
     assert [model.id for model in gateway.openai.models.list()] == [NAME]
 
 
+def test_a_model_is_shown_by_each_of_its_names_with_its_context(replicas: list[Replica]) -> None:
+    with running_gateway(*replicas, aliases=["org/default"]) as gateway:
+        context = replicas[0].openai.models.retrieve(NAME).max_model_len  # type: ignore[attr-defined]
+        shown = [gateway.openai.models.retrieve(name) for name in (NAME, "org/default")]
+        assert [card.id for card in shown] == [NAME, "org/default"]
+        assert [card.max_model_len for card in (*shown, *gateway.openai.models.list())] == [context] * 3  # type: ignore[attr-defined]
+        with pytest.raises(openai.NotFoundError) as unknown:
+            gateway.openai.models.retrieve("other")
+        assert unknown.value.code == "model_not_found"
+
+
+def test_what_is_not_there_is_told_to_each_family_of_clients_in_its_own_words(gateway: RunningGateway) -> None:
+    def missing(path: str) -> Any:
+        with pytest.raises(openai.NotFoundError) as refused:
+            gateway.openai.get(f"{gateway.url}{path}", cast_to=object)
+        return refused.value.response.json()
+
+    assert missing("/v1/messages/batches")["type"] == "error"
+    assert missing("/v1/other")["error"]["code"] == "not_found"
+
+
+def test_wrong_fields_are_told_in_words(gateway: RunningGateway) -> None:
+    with pytest.raises(openai.BadRequestError, match="n: must be >= 1") as refused:
+        gateway.openai.chat.completions.create(model=NAME, messages=MESSAGES, n=0)
+    assert refused.value.param == "n"
+    with pytest.raises(openai.BadRequestError, match="model: is required"):
+        gateway.openai.post("/chat/completions", body={"messages": MESSAGES}, cast_to=object)
+
+
 @pytest.mark.parametrize("how", ["engine killed", "drained"])
 def test_a_stream_goes_on_elsewhere_when_its_replica_cannot(how: str) -> None:
     with slow_and_fast() as (gateway, slow, fast):

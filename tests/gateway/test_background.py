@@ -41,12 +41,12 @@ def test_errors_of_background_work_and_lost_usage_are_metrics() -> None:
         raise ValueError
     recorder = GatewayRecorder()
     recorder.usage_lost = lambda: {"set_aside": 3}
-    recorder.look(state_of([], Admission(), 0.0))
+    recorder.look(state_of([], {}, Admission(), 0.0))
     metrics = recorder.render()
     assert b'penstock_gateway_background_errors_total{work="a test\'s work"} 1' in metrics
     assert b'penstock_gateway_usage_lost_total{reason="set_aside"} 3' in metrics
 
 
 def _metrics(gateway: Gateway) -> bytes:
-    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.admission, gateway.now()))
+    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.pools, gateway.admission, gateway.now()))
     return gateway.recorder.render()

@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the integer layouts of public ones, packed value by value as their writers describe it, and the
+"""Tiny checkpoints in the integer layouts of public ones, packed column by column as their writers describe it, and the
 weights they stand for. Slow and plain: nothing is shared with the readers."""
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def pack(values: np.ndarray, bits: int, places: list[int] | None = None) -> np.n
     per_word = 32 // bits
     places = places or list(range(per_word))
     words = np.zeros((values.shape[0], -(-values.shape[1] // per_word)), np.uint32)
-    for row in range(values.shape[0]):
-        for column in range(values.shape[1]):
-            shift = places.index(column % per_word) * bits
-            words[row, column // per_word] |= np.uint32(int(values[row, column]) << shift)
+    for column in range(values.shape[1]):
+        shift = places.index(column % per_word) * bits
+        words[:, column // per_word] |= (values[:, column] << shift).astype(np.uint32)
     return words.view(np.int32)
 
 

@@ -53,6 +53,13 @@ def test_a_family_with_other_experts_is_refused(tmp_path: Path) -> None:
         read_config(write(tmp_path / "config.json", model_type="deepseek_v3", n_routed_experts=8))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 8), (4, 3)])
+def test_heads_that_cannot_share_keys_are_named(tmp_path: Path, heads: int, kv_heads: int) -> None:
+    path = write(tmp_path / "config.json", num_attention_heads=heads, num_key_value_heads=kv_heads)
+    with pytest.raises(ModelCorrupt, match=f"{heads} heads of queries cannot share {kv_heads} heads of keys"):
+        read_config(path)
+
+
 @pytest.mark.parametrize("changes", [{"hidden_size": "64"}, {"num_hidden_layers": 0}, {"vocab_size": None}])
 def test_a_size_that_is_no_size_is_named(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ModelCorrupt, match=r"must be a positive whole number|config"):

@@ -89,6 +89,14 @@ def test_a_scale_of_the_cache_per_head_is_refused(tmp_path: Path) -> None:
         HFCheckpoint(tmp_path).kv_scales(0)
 
 
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for tests that each write the `quantization_config` that is refused."""
+    path = tmp_path_factory.mktemp("refused")
+    write_fp8(path, DYNAMIC)
+    return path
+
+
 @pytest.mark.parametrize(
     ("quantization", "reason"),
     [
@@ -115,11 +123,10 @@ def test_a_scale_of_the_cache_per_head_is_refused(tmp_path: Path) -> None:
         (compressed_tensors(PER_ROW, PER_TOKEN, kv_cache_scheme={**FP8, "strategy": "attn_head"}), "'attn_head'"),
     ],
 )
-def test_other_quantizations_are_refused_by_name(quantization: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    write_fp8(tmp_path, DYNAMIC)
-    edit_config(tmp_path, quantization_config=quantization)
+def test_other_quantizations_are_refused_by_name(quantization: dict[str, Any], reason: str, refused: Path) -> None:
+    edit_config(refused, quantization_config=quantization)
     with pytest.raises(ModelUnsupported, match=f"not supported: .*{reason}"):
-        HFCheckpoint(tmp_path)
+        HFCheckpoint(refused)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@ refused by the name of its field."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.hub.hf import HFCheckpoint
@@ -20,36 +23,57 @@ from tests.hub.integer_checkpoints import LAYOUTS, PER_TOKEN, compressed, write_
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
+Written = Callable[[str], tuple[Path, dict[str, Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A directory of each layout, for tests that only read, and the weights that are in it."""
+
+    @cache
+    def write(name: str) -> tuple[Path, dict[str, Tensor]]:
+        path = tmp_path_factory.mktemp("layout")
+        return path, write_integers(path, LAYOUTS[name])
+
+    return write
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_weight_is_what_its_integers_stand_for(name: str, tmp_path: Path) -> None:
-    expected = write_integers(tmp_path, LAYOUTS[name])
-    checkpoint = HFCheckpoint(tmp_path)
+def test_every_weight_is_what_its_integers_stand_for(name: str, written: Written) -> None:
+    path, expected = written(name)
+    checkpoint = HFCheckpoint(path)
     assert checkpoint.tensor_names() >= expected.keys()
     for tensor, weight in expected.items():
         np.testing.assert_allclose(checkpoint.tensor(tensor), weight.numpy(), rtol=1e-6, atol=1e-7, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_directory_says_how_its_weights_are_kept(name: str, tmp_path: Path) -> None:
-    write_integers(tmp_path, LAYOUTS[name])
-    assert HFCheckpoint(tmp_path).config.quantization == LAYOUTS[name].kept_as
-    assert HFDirectory(tmp_path).config.quantization == LAYOUTS[name].kept_as
+def test_a_directory_says_how_its_weights_are_kept(name: str, written: Written) -> None:
+    path, _ = written(name)
+    assert HFCheckpoint(path).config.quantization == LAYOUTS[name].kept_as
+    assert HFDirectory(path).config.quantization == LAYOUTS[name].kept_as
 
 
-def test_symmetric_weights_need_no_zero_points(tmp_path: Path) -> None:
-    write_integers(tmp_path, LAYOUTS["GPTQ, symmetric"])
-    stored = HFCheckpoint(tmp_path).stored(Q_PROJ)
+def test_symmetric_weights_need_no_zero_points(written: Written) -> None:
+    stored = HFCheckpoint(written("GPTQ, symmetric")[0]).stored(Q_PROJ)
     assert isinstance(stored, GroupedTensor)
     assert stored.zeros is None
     assert stored.values.nbytes * 2 == stored.widened().size
 
 
-def test_an_act_order_is_kept_as_an_order_of_columns(tmp_path: Path) -> None:
-    write_integers(tmp_path, LAYOUTS["GPTQ, act-order"])
-    stored = HFCheckpoint(tmp_path).stored(Q_PROJ)
+def test_an_act_order_is_kept_as_an_order_of_columns(written: Written) -> None:
+    stored = HFCheckpoint(written("GPTQ, act-order")[0]).stored(Q_PROJ)
     assert isinstance(stored, GroupedTensor)
     assert stored.order is not None
     assert sorted(stored.order) == list(range(stored.order.size))
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for tests that each write the `quantization_config` that is refused."""
+    path = tmp_path_factory.mktemp("refused")
+    write_integers(path, LAYOUTS["GPTQ"])
+    return path
 
 
 @pytest.mark.parametrize(
@@ -69,11 +93,10 @@ def test_an_act_order_is_kept_as_an_order_of_columns(tmp_path: Path) -> None:
         (compressed("marlin-24", 4, "group"), "'marlin-24'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    write_integers(tmp_path, LAYOUTS["GPTQ"])
-    edit_config(tmp_path, quantization_config=quantization)
+def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], reason: str, refused: Path) -> None:
+    edit_config(refused, quantization_config=quantization)
     with pytest.raises(ModelUnsupported, match=f"not supported: .*{reason}"):
-        HFCheckpoint(tmp_path)
+        HFCheckpoint(refused)
 
 
 def test_groups_of_different_sizes_are_refused(tmp_path: Path) -> None:

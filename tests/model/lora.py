@@ -28,12 +28,19 @@ def write_adapter(
     targets: Iterable[str] = EVERY_LINEAR,
     dtype: DType = "float32",
     ranks: dict[str, int] | None = None,
+    layers: dict[int, ModelConfig] | None = None,
     **config: Any,
 ) -> Path:
-    """`ranks`: of targets that have another. The rest of `config` goes into adapter_config.json."""
+    """`ranks`: of targets that have another; `layers`: of another model's shape. The rest of `config` goes into
+    adapter_config.json."""
     dice = np.random.default_rng(seed)
     tensors: dict[str, FloatArray] = {}
-    for name, shape in tensor_shapes(model).items():
+    shapes = tensor_shapes(model)
+    for layer, other in (layers or {}).items():
+        shapes |= {
+            name: shape for name, shape in tensor_shapes(other).items() if name.startswith(f"model.layers.{layer}.")
+        }
+    for name, shape in shapes.items():
         target = name.removesuffix(".weight").rpartition(".")[2]
         if target in set(targets) and name.endswith(".weight"):
             each = (ranks or {}).get(target, rank)

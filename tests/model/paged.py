@@ -16,6 +16,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops
+from penstock.model.sequence import TokenSplit
 
 
 @dataclass
@@ -58,11 +59,22 @@ def make_batch(
 class PagedDriver:
     """One model, one cache, blocks handed out in a shuffled order and never returned."""
 
-    def __init__(self, model: CausalLM, ops: Ops, *, block_size: int, num_blocks: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        ops: Ops,
+        *,
+        block_size: int,
+        num_blocks: int = 64,
+        seed: int = 0,
+        tokens: TokenSplit = TokenSplit(),  # noqa: B008 (frozen)
+    ) -> None:
+        """`tokens`: those that this rank's cache keeps of a sequence, in blocks of `block_size`."""
         self.model = model
         self.ops = ops
-        self.block_size = block_size
-        shape = replace(kv_shape(model.config, num_blocks, block_size), num_kv_heads=model.spec.num_kv_heads)
+        self.block_size = block_size * tokens.size
+        whole = kv_shape(model.config, num_blocks, block_size)
+        shape = replace(whole, num_kv_heads=model.spec.num_kv_heads, tokens=tokens)
         self.kv: list[LayerKV] = ops.allocate_kv(shape)
         # Block 0 stays free: it pads the tables, and nobody may read it.
         self._free = random.Random(seed).sample(range(1, num_blocks), num_blocks - 1)

@@ -28,8 +28,14 @@ class ThreadRanks:
         self.num_sums += 1
         return self._exchanged(x, lambda parts: torch.stack(parts).sum(dim=0))
 
-    def gather(self, x: Tensor) -> Tensor:
-        return self._exchanged(x, lambda parts: torch.cat(parts, dim=1))
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        count = among or self.shard.size
+        first = self.shard.rank // count * count
+        return self._exchanged(x, lambda parts: torch.cat(parts[first : first + count], dim=1))
+
+    def exchange(self, x: Tensor) -> Tensor:
+        near, place = self.shard.neighbours, self.shard.tokens.place
+        return self._exchanged(x, lambda parts: torch.stack([parts[rank][place] for rank in near]))
 
     def broadcast(self, x: Tensor) -> Tensor:
         return self._exchanged(x, lambda parts: parts[0])
@@ -42,13 +48,13 @@ class ThreadRanks:
         return found
 
 
-def on_every_rank(size: int, run: Callable[[ThreadRanks], T]) -> list[T]:
-    """What each of so many ranks gets. An error of one ends the others too."""
+def on_every_rank(size: int, run: Callable[[ThreadRanks], T], sp: int = 1) -> list[T]:
+    """What each of so many ranks gets. An error of one ends the others too. `sp`: ranks that share out tokens."""
     barrier, brought = Barrier(size), [torch.empty(0)] * size
 
     def guarded(rank: int) -> T:
         try:
-            return run(ThreadRanks(Shard(rank, size), barrier, brought))
+            return run(ThreadRanks(Shard(rank, size, sp), barrier, brought))
         except BaseException:
             barrier.abort()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from penstock.core.errors import ModelUnsupported
+from penstock.core.expert_placement import ExpertSharing
 from penstock.core.model_config import ModelConfig
 from penstock.hub import gguf_file
 from penstock.hub.checkpoint import Checkpoint, stored_part
@@ -22,6 +24,7 @@ from penstock.hub.hf import HFCheckpoint
 from penstock.hub.peft import read_peft
 from penstock.hub.stored import Part, StoredTensor
 from penstock.model.batch import SlotRows
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import CausalLM, Decoder, DecoderLayer
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
@@ -31,6 +34,8 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks
+from penstock.model.sequence import TokenSplit
+from penstock.model.shard import Shard
 from penstock.model.weights import Site
 from penstock.quant import to_quant
 from tests.hub import fp8_checkpoints
@@ -61,23 +66,49 @@ Load = Callable[[Ops, Ranks | None], CausalLM]
 def says(load: Load, ranks: Ranks | None = None, ops: Ops | None = None) -> Tensor:
     """Logits of every token: a prompt in two chunks, so that the cache is read as well."""
     ops = ops or ReferenceOps()
-    return PagedDriver(load(ops, ranks), ops, block_size=4).prefill(PROMPT, chunk=30)
+    tokens = ranks.shard.tokens if ranks is not None else TokenSplit()
+    return PagedDriver(load(ops, ranks), ops, block_size=4, tokens=tokens).prefill(PROMPT, chunk=30)
 
 
 def loads(checkpoint: Checkpoint) -> Load:
     return lambda ops, ranks: load_model(checkpoint, ops, ranks=ranks)
 
 
-def assert_the_same(load: Load, size: int, make_ops: Callable[[], Ops] = ReferenceOps) -> None:
-    whole = says(load, ops=make_ops())
-    for logits in on_every_rank(size, lambda ranks: says(load, ranks, make_ops())):
-        torch.testing.assert_close(logits, whole, rtol=2e-4, atol=2e-4)
+@cache
+def family_loads(family: str) -> Load:
+    return loads(RandomCheckpoint(FAMILIES[family]))
+
+
+@cache
+def whole_says(load: Load, make_ops: Callable[[], Ops]) -> Tensor:
+    return says(load, ops=make_ops())
+
+
+def assert_the_same(load: Load, size: int, make_ops: Callable[[], Ops] = ReferenceOps, sp: int = 1) -> None:
+    for logits in on_every_rank(size, lambda ranks: says(load, ranks, make_ops()), sp):
+        torch.testing.assert_close(logits, whole_says(load, make_ops), rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
-    assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), size)
+    assert_the_same(family_loads(family), size)
+
+
+@pytest.mark.parametrize(
+    ("size", "sp", "make_ops"),
+    [
+        pytest.param(2, 2, ReferenceOps, id="2-2-reference"),
+        pytest.param(4, 4, ReferenceOps, id="4-4-reference"),
+        pytest.param(4, 2, lambda: native_ops(), id="4-2-native"),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_says_the_same_where_ranks_share_out_tokens(
+    family: str, size: int, sp: int, make_ops: Callable[[], Ops]
+) -> None:
+    """Windows, caps and norms of heads included; with two ranks each has both heads of keys, with four one or both."""
+    assert_the_same(family_loads(family), size, make_ops, sp)
 
 
 @pytest.mark.parametrize("make_ops", [ReferenceOps, lambda: native_ops()], ids=["reference", "native"])
@@ -85,7 +116,23 @@ def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
 def test_experts_may_be_shared_out_whole(family: str, size: int, make_ops: Callable[[], Ops]) -> None:
     """Also where ranks have unequal numbers of them; the expert that all tokens pass is split as ever."""
     checkpoint = RandomCheckpoint(replace(FAMILIES[family], num_heads=12 // size * size, num_kv_heads=size))
-    assert_the_same(lambda ops, ranks: load_model(checkpoint, ops, ranks=ranks, shares_experts=True), size, make_ops)
+    assert_the_same(shares_out(checkpoint, ExpertSharing()), size, make_ops)
+
+
+def shares_out(checkpoint: Checkpoint, sharing: ExpertSharing, made: list[ExpertLayers] | None = None) -> Load:
+    """A model whose ranks have whole experts. `made`: gets what each rank has."""
+    config = checkpoint.config
+    assert config.experts is not None
+    count = config.experts.count
+
+    def load(ops: Ops, ranks: Ranks | None) -> CausalLM:
+        shard = Shard() if ranks is None else ranks.shard
+        layers = ExpertLayers.of(ops, shard, config.num_layers, count, sharing)
+        if made is not None:
+            made.append(layers)
+        return load_model(checkpoint, ops, ranks=ranks, experts=layers)
+
+    return load
 
 
 def native_ops() -> Ops:
@@ -150,7 +197,9 @@ def test_a_gguf_in_parts(quantization: str, size: int, tmp_path: Path) -> None:
     assert_the_same(loads(gguf_of(tmp_path, quantization)), size)
 
 
-@pytest.mark.parametrize("layout", ["GPTQ", "AWQ", "packed, asymmetric", "W8A8"])
+@pytest.mark.parametrize(
+    "layout", ["GPTQ", "GPTQ, one group", "AWQ", "packed, asymmetric", "packed, 8 bits", "W8A8", "W8A16"]
+)
 def test_a_directory_of_integers_in_parts(layout: str, tmp_path: Path) -> None:
     write_integers(tmp_path, LAYOUTS[layout], TWO_RANKS)
     assert_the_same(loads(HFCheckpoint(tmp_path)), 2)
@@ -238,6 +287,26 @@ def test_a_part_of_packed_words_is_that_part_of_the_weight(layout: str, tmp_path
     for rows in (slice(16, 48), slice(3, 6)):  # whole words of outputs, and not
         found = stored_part(checkpoint, name, Part((64, 128), rows, slice(32, 96))).widened()
         np.testing.assert_array_equal(found, whole[rows, 32:96])
+
+
+@pytest.mark.parametrize("layout", ["GPTQ, one group", "packed, 8 bits", "W8A16"])
+def test_a_part_of_a_channelwise_weight_keeps_the_scales_of_its_outputs(layout: str, tmp_path: Path) -> None:
+    """Split by its inputs, each part has all scales; by its outputs, those of its own."""
+    write_integers(tmp_path, LAYOUTS[layout], TWO_RANKS)
+    checkpoint, name = HFCheckpoint(tmp_path), "model.layers.0.mlp.down_proj.weight"
+    whole = checkpoint.stored(name).widened()  # [64, 128]
+    for rows, columns in ((slice(0, 64), slice(8, 40)), (slice(16, 48), slice(0, 128)), (slice(3, 6), slice(4, 12))):
+        found = stored_part(checkpoint, name, Part((64, 128), rows, columns)).widened()
+        np.testing.assert_array_equal(found, whole[rows, columns])
+
+
+def test_a_byte_of_two_inputs_is_not_split(tmp_path: Path) -> None:
+    write_integers(tmp_path, LAYOUTS["GPTQ, one group"], TWO_RANKS)
+    part = Part((64, 128), slice(0, 64), slice(3, 9))
+    with pytest.raises(
+        ModelUnsupported, match=r"down_proj\.weight' cannot be split at input 3: two inputs share a byte"
+    ):
+        stored_part(HFCheckpoint(tmp_path), "model.layers.0.mlp.down_proj.weight", part)
 
 
 def test_a_part_of_a_gguf_unpacks_no_other_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,3 +49,21 @@ def test_heads_stay_with_their_keys_where_ranks_have_unequal_numbers(size: int, 
 def test_every_token_of_a_vocabulary_is_one_ranks(size: int, vocab_size: int) -> None:
     spans = [Shard(rank, size).vocabulary(vocab_size) for rank in range(size)]
     assert [token for span in spans for token in span] == list(range(vocab_size))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_ranks_that_share_out_tokens_have_the_same_keys_and_all_queries_of_these(
+    num_groups: int, sp: int, each: int, queries: int
+) -> None:
+    size, group = num_groups * sp, sp * queries  # queries of a key
+    num_keys = num_groups * each
+    keys = Axis(num_keys * 8, 8, repeats=True, group=1, are_heads=True)
+    heads = Axis(num_keys * group * 8, 8, group=group, are_heads=True)
+    shards = [Shard(rank, size, sp) for rank in range(size)]
+    assert [index for shard in shards for index in shard.span(heads, "it")] == list(range(heads.size))
+    for shard in shards:
+        own = shard.span(keys, "it")
+        near = [shards[rank].span(heads, "it") for rank in shard.neighbours]
+        assert all(shards[rank].span(keys, "it") == own for rank in shard.neighbours)
+        assert (near[0].start, near[-1].stop) == (own.start * group, own.stop * group)
+        assert shard.neighbours[shard.tokens.place] == shard.rank

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ModelUnsupported
-from penstock.model.stages import stage_layers
+from penstock.model.stages import Stage, stage_layers
 from tests.model.family_configs import SHAPE
 
 
@@ -32,3 +32,17 @@ def test_no_other_division_has_a_shorter_longest_stage(num_layers: int, count: i
     cuts = combinations(range(1, num_layers), count - 1)
     best = min(longest([end - begin for begin, end in pairwise([0, *cut, num_layers])]) for cut in cuts)
     assert longest([len(stage) for stage in stages]) == pytest.approx(best)
+
+
+def test_a_linear_is_elsewhere_if_another_stage_has_its_layer() -> None:
+    second = Stage(range(2, 5))
+    assert not second.is_elsewhere("model.layers.2.mlp.up_proj", 5)
+    assert second.is_elsewhere("model.layers.1.mlp.up_proj", 5)
+    for nowhere in (
+        "model.layers.5.mlp.up_proj",
+        "model.layers.10000000000.mlp.up_proj",
+        "lm_head",
+        "model.layers.x.a",
+    ):
+        assert not second.is_elsewhere(nowhere, 5)
+    assert not Stage().is_elsewhere("model.layers.1.mlp.up_proj", 5)

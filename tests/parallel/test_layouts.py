@@ -15,9 +15,10 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.runner.assemble import Assembly
 from tests.model.family_configs import CONFIGS, SHAPE
 from tests.runner.clients import Clients, one_after_the_other, serve
-from tests.runner.devices import assembled
+from tests.runner.devices import assembled, end_ranks
 from tests.runner.judge import Judge
 
 FAMILIES: dict[str, ModelConfig] = {
@@ -30,6 +31,7 @@ FAMILIES: dict[str, ModelConfig] = {
     **CONFIGS,
 }
 LAYOUTS = ["tp=2", "tp=4", "pp=2", "tp=2 pp=2", "tp=2 ep=2", "tp=2 pp=2 ep=2"]
+LAYOUTS += ["tp=2 sp=2", "tp=4 sp=2", "tp=4 sp=4", "tp=2 pp=2 sp=2", "tp=2 ep=2 sp=2"]
 SELECTED = [
     ("llama", "tp=4"),
     ("llama, tied and biased", "tp=2 pp=2"),
@@ -39,6 +41,11 @@ SELECTED = [
     ("phi3", "tp=2"),
     ("mixtral", "tp=2 pp=2 ep=2"),
     ("qwen2-moe", "tp=2 ep=2"),
+    ("llama, tied and biased", "tp=4 sp=2"),
+    ("llama, three heads of keys", "tp=2 sp=2"),
+    ("gemma2", "tp=4 sp=4"),
+    ("mistral", "tp=2 pp=2 sp=2"),
+    ("qwen3-moe", "tp=2 ep=2 sp=2"),
 ]
 NUM_BLOCKS = 16  # too few for all that is open
 
@@ -66,10 +73,16 @@ def requests(config: ModelConfig) -> list[Request]:
 
 def served(config: ModelConfig, device: str, *, num_blocks: int) -> Clients:
     """All requests, on these ranks, and every token held to the reference."""
-    block_size = 4 if device.startswith("cpu") else 16
-    assembly = assembled(config, device, block_size=block_size, max_num_seqs=6, chunk_tokens=16)
+    sp = int(device.partition("sp=")[2] or 1)
+    block_size = (
+        4 // sp if device.startswith("cpu") else 16
+    )  # of a rank's part; all parts are one block of the scheduler
+    made = assembled.__wrapped__  # of its own: there are too many to keep all of them
+    assembly: Assembly = made(config, device, block_size=block_size, max_num_seqs=6, chunk_tokens=16)
     clients = Clients(one_after_the_other(requests(config), apart=2))
-    serve(assembly, clients, num_blocks=num_blocks)
+    serve(assembly, clients, num_blocks=num_blocks if device.startswith("cpu") else num_blocks // sp)
+    if device.startswith("cpu"):  # those on a GPU end with their process
+        end_ranks(assembly)
     assert len(clients.finished) == 12
     Judge(RandomCheckpoint(config), longest=64, device=assembly.device.name).check_all(clients)
     return clients

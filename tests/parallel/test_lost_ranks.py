@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import openai
 import psutil
 import pytest
 
-from tests.children import children
+from penstock.api import replica_report
+from penstock.core.measurements import DeviceReadings
 from tests.cli.real_server import RealServer, tiny_server, write_tiny_model
+from tests.template import ENGINE, RANK, started_by
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
-
-RANK = "penstock.engine_process.rank"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def server(model: Path) -> Iterator[RealServer]:
 
 
 def follower(server: RealServer) -> psutil.Process:
-    (found,) = eventually(lambda: children(server.process.pid, RANK), lambda found: len(found) == 1)
+    (found,) = eventually(lambda: started_by(server.engine_process().pid, RANK), lambda found: len(found) == 1)
     return found
 
 
@@ -53,7 +54,7 @@ def stream(server: RealServer) -> Iterator[object]:
 def has_restarted(server: RealServer, engine: psutil.Process) -> None:
     """Another engine than this one answers."""
     eventually(
-        lambda: [each.pid for each in children(server.process.pid, "penstock.engine_process")],
+        lambda: [each.pid for each in started_by(server.process.pid, ENGINE)],
         lambda found: len(found) == 1 and found != [engine.pid],
     )
     eventually(lambda: server.status("/ready"), lambda status: status == 200)
@@ -84,15 +85,25 @@ def test_a_stream_is_told_which_rank_was_lost_and_the_group_starts_anew(
 
 
 def test_a_pipeline_that_loses_a_stage_starts_anew(model: Path) -> None:
-    with tiny_server(model, "--pp", "2", "--rank-timeout", "10", "--threads", "1") as server:
+    """Its processes are executed, and not forked as those of the other server."""
+    with tiny_server(model, "--pp", "2", "--rank-timeout", "10", "--threads", "1", forks=False) as server:
         lose(server, signal.SIGKILL, "its process was killed by SIGKILL")
+        lose_engine(server)
+
+
+def told(server: RealServer) -> DeviceReadings:
+    """What a gateway and the console are told of the ranks."""
+    answer(server)
+    with urllib.request.urlopen(f"{server.url}/v1/penstock/snapshot") as answered:
+        return replica_report.decode(answered.read()).measured.device
 
 
 def test_every_rank_says_how_it_stands(server: RealServer) -> None:
-    """On a CPU with the time that it spends in sums with the others."""
+    """On a CPU with the time that it spends in sums with the others, which is a part of its steps' time."""
     answer(server)
 
     def readings() -> dict[tuple[str, str], float]:
+        answer(server)  # shares are those of steps between two readings
         return {
             (sample.name, sample.labels["rank"]): sample.value
             for family in server._families()
@@ -100,11 +111,20 @@ def test_every_rank_says_how_it_stands(server: RealServer) -> None:
             if sample.name.startswith("penstock_rank_") and sample.value > 0
         }
 
-    names = ("penstock_rank_memory_bytes", "penstock_rank_communication_seconds_total")
-    eventually(readings, lambda found: found.keys() == {(name, rank) for name in names for rank in ("0", "1")})
+    spent, busy = "penstock_rank_communication_seconds_total", "penstock_rank_busy_seconds_total"
+    wanted = {(name, rank) for name in ("penstock_rank_memory_bytes", spent, busy) for rank in ("0", "1")}
+    found = eventually(readings, lambda found: found.keys() == wanted)
+    assert all(found[spent, rank] < found[busy, rank] for rank in ("0", "1"))
+    report = eventually(lambda: told(server), lambda told: any(one.communication for one in told.ranks))
+    assert (report.parallelism, [one.rank for one in report.ranks]) == ("TP2", [0, 1])
+    assert all(one.memory_bytes > 0 and not one.is_estimated for one in report.ranks)
 
 
 def test_ranks_end_with_their_engine(server: RealServer) -> None:
+    lose_engine(server)
+
+
+def lose_engine(server: RealServer) -> None:
     lost, engine = follower(server), server.engine_process()
     engine.kill()
     eventually(lambda: lost.is_running() and lost.status() != psutil.STATUS_ZOMBIE, lambda runs: not runs)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
                 process.wait()
 
 
+@dataclass
+class Starting:
+    """A server that has been started."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait(self) -> None:
+        wait_for(f"{self.url}/health", self.process, self.log)
+
+
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Until it answers: some take minutes to load their code."""
 
@@ -64,7 +77,25 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             return True
         return False
 
-    eventually(answers, within_s=300.0)
+    eventually(answers, within_s=600.0)
+
+
+@contextlib.contextmanager
+def starting_vllm(model: Path, log: Path, *flags: str, cores: str = "0-1", **environment: str) -> Iterator[Starting]:
+    """vLLM on these cores, with a model that it calls m."""
+    port = free_port()
+    command = [python_of("vllm"), "-m", "vllm.entrypoints.openai.api_server", "--port", str(port)]
+    command += ["--model", str(model), "--served-model-name", "m", "--max-model-len", "2048"]
+    command += ["--enforce-eager", "--dtype", "float32", *flags]
+    environment |= {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    with running(command, log, **environment) as process:
+        yield Starting(f"http://127.0.0.1:{port}", process, log)
 
 
 def library_path() -> str:

@@ -17,7 +17,7 @@ from penstock.gateway.replicas.zmq_events import EventSource
 from tests.gateway.following import following
 from tests.gateway.replicas.test_engine_poller import meets_the_contract
 from tests.gateway.replicas.test_zmq_events import reading
-from tests.peers.peers import checkpoint, free_port, python_of, running, wait_for
+from tests.peers.peers import checkpoint, free_port, starting_vllm
 from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.slow
@@ -33,51 +33,26 @@ class Vllm:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    python, home = python_of("vllm"), tmp_path_factory.mktemp("vllm")
-    port, live, replay = free_port(), free_port(), free_port()
+    home = tmp_path_factory.mktemp("vllm")
+    live, replay = free_port(), free_port()
     events = (
         f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{live}",'
         f'"replay_endpoint":"tcp://*:{replay}","topic":"kv"}}'
     )
-    model, log = checkpoint(home), home / "log"
-    command = [
-        python,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(model),
-        "--served-model-name",
-        "smollm2",
-        "--enforce-eager",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "2048",
-        "--port",
-        str(port),
-        "--kv-events-config",
-        events,
-    ]
-    environment = {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    with running(command, log, **environment) as process:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
+    model = checkpoint(home)
+    with starting_vllm(model, home / "log", "--kv-events-config", events) as started:
+        started.wait()
         source = EventSource("vllm", f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}", "kv")
-        yield Vllm(f"http://127.0.0.1:{port}", source, model)
+        yield Vllm(started.url, source, model)
 
 
 async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
-    async with following(vllm.url, model="smollm2") as found:
+    async with following(vllm.url, model="m") as found:
         await meets_the_contract(found, "vllm")
         assert found.seen.limits.max_model_len == 2048
         assert found.seen.limits.kv_capacity_tokens > 2048
         calls = [
-            found.send("/v1/completions", b'{"model":"smollm2","prompt":"Once","max_tokens":400,"stream":true}')[0]
+            found.send("/v1/completions", b'{"model":"m","prompt":"Once","max_tokens":400,"stream":true}')[0]
             for _ in range(3)
         ]
         await eventually_async(lambda: found.seen.load.num_running, lambda count: count == 3)
@@ -89,7 +64,7 @@ async def test_vllm_meets_the_contract(vllm: Vllm) -> None:
 
 
 async def test_a_priority_is_taken_or_refused_as_the_table_says(vllm: Vllm) -> None:
-    async with following(vllm.url, model="smollm2", dialect="vllm") as found:
+    async with following(vllm.url, model="m", dialect="vllm") as found:
         said = await found.ask(prompt="Hi", max_tokens=1, priority=-1)
         assert said.status == 200 or refuses_priority(VLLM, said.status, said.body)
 
@@ -98,8 +73,8 @@ async def test_what_vllm_caches_is_known_by_the_routers_hashes_and_again_after_a
     tokens = Tokenizer.from_file(str(vllm.model / "tokenizer.json")).encode(LONG, add_special_tokens=False).ids
     wanted = set(routing_hashes("acme", tokens))
     assert len(wanted) >= 3
-    async with following(vllm.url, model="smollm2", dialect="vllm") as found, reading(vllm.source) as index:
-        asked = {"model": "smollm2", "prompt": LONG, "max_tokens": 1}
+    async with following(vllm.url, model="m", dialect="vllm") as found, reading(vllm.source) as index:
+        asked = {"model": "m", "prompt": LONG, "max_tokens": 1}
         _, said = found.send(
             "/v1/completions", outgoing(VLLM, json.dumps(asked).encode(), RequestOptions(salt="acme".__add__))
         )

@@ -30,29 +30,30 @@ class Stage(RayCluster, Protocol):
 
 
 class RayClusterContract:
-    """The fixtures: `stage`, a cluster without anything of the test's name, and `order`, an engine that serves."""
+    """The fixtures: `stage`, a cluster without anything of the test's name; `order`, an engine that serves; and
+    `wide_order`, one of two ranks."""
 
     async def test_a_group_has_its_resources_until_it_is_removed(self, stage: Stage) -> None:
         place, bundle = await _place(stage, CPU=1, GPU=2)
-        assert await stage.create_group(f"{place}/one", bundle, GIVE_UP_S)
-        assert not await stage.create_group(f"{place}/two", bundle, 0.1)
+        assert await stage.create_group(f"{place}/one", [bundle], GIVE_UP_S)
+        assert not await stage.create_group(f"{place}/two", [bundle], 0.1)
         groups = (await stage.view(place)).groups
-        assert {one.name: bool(one.node) for one in groups} == {f"{place}/one": True, f"{place}/two": False}
+        assert {one.name: bool(one.nodes) for one in groups} == {f"{place}/one": True, f"{place}/two": False}
         await stage.remove_group(f"{place}/one")
         await stage.remove_group(f"{place}/one")
-        assert await stage.create_group(f"{place}/two", bundle, GIVE_UP_S)
+        assert await stage.create_group(f"{place}/two", [bundle], GIVE_UP_S)
         await stage.remove_group(f"{place}/two")
         assert not (await stage.view(place)).groups
 
     async def test_an_engine_is_started_once_and_is_stopped(self, stage: Stage, order: EngineOrder) -> None:
         place, bundle = await _place(stage, CPU=1, GPU=1)
         name = f"{place}/one?pool=m"
-        assert await stage.create_group(name, bundle, GIVE_UP_S)
+        assert await stage.create_group(name, [bundle], GIVE_UP_S)
         assert not (await _group(stage, name)).actor.is_begun
-        await stage.start_engine(name, bundle, order)
+        await stage.start_engine(name, [bundle], order)
         url = (await _until(stage, name, lambda one: one.actor.url)).actor.url
-        assert await stage.create_group(name, bundle, GIVE_UP_S)
-        await stage.start_engine(name, bundle, order)
+        assert await stage.create_group(name, [bundle], GIVE_UP_S)
+        await stage.start_engine(name, [bundle], order)
         assert (await _group(stage, name)).actor.url == url
         await stage.stop_engine(name, 10.0)
         await _until(stage, name, lambda one: one.actor.failure)
@@ -63,20 +64,20 @@ class RayClusterContract:
     async def test_an_engine_that_has_ended_is_not_started_again(self, stage: Stage, order: EngineOrder) -> None:
         place, bundle = await _place(stage, CPU=1)
         name = f"{place}/one"
-        assert await stage.create_group(name, bundle, GIVE_UP_S)
-        await stage.start_engine(name, bundle, order)
+        assert await stage.create_group(name, [bundle], GIVE_UP_S)
+        await stage.start_engine(name, [bundle], order)
         await _until(stage, name, lambda one: one.actor.url)
         await stage.kill_engine(name)
         await _until(stage, name, lambda one: one.actor.failure)
-        await stage.start_engine(name, bundle, order)
+        await stage.start_engine(name, [bundle], order)
         assert (await _group(stage, name)).actor.failure
         await stage.remove_group(name)
 
     async def test_an_actor_that_is_killed_has_failed(self, stage: Stage, order: EngineOrder) -> None:
         place, bundle = await _place(stage, CPU=1)
         name = f"{place}/one"
-        assert await stage.create_group(name, bundle, GIVE_UP_S)
-        await stage.start_engine(name, bundle, order)
+        assert await stage.create_group(name, [bundle], GIVE_UP_S)
+        await stage.start_engine(name, [bundle], order)
         await _until(stage, name, lambda one: one.actor.url)
         await stage.kill_actor(name)
         found = await _until(stage, name, lambda one: one.actor.failure)
@@ -86,10 +87,10 @@ class RayClusterContract:
     async def test_a_lost_node_takes_its_actors_along(self, stage: Stage, order: EngineOrder) -> None:
         place, bundle = await _place(stage, CPU=1)
         name = f"{place}/one"
-        assert await stage.create_group(name, bundle, GIVE_UP_S)
-        await stage.start_engine(name, bundle, order)
+        assert await stage.create_group(name, [bundle], GIVE_UP_S)
+        await stage.start_engine(name, [bundle], order)
         found = await _until(stage, name, lambda one: one.actor.url)
-        await stage.lose_node(found.node)
+        await stage.lose_node(found.nodes[0])
         await _until(stage, name, lambda one: one.actor.failure)
         await stage.remove_group(name)
 
@@ -99,9 +100,9 @@ class RayClusterContract:
         place, bundle = await _place(stage, CPU=2)
         half = bundle | {"CPU": 1}
         name = f"{place}/one"
-        assert await stage.create_group(name, half, GIVE_UP_S)
-        await stage.start_engine(name, half, order)
-        node = (await _until(stage, name, lambda one: one.actor.url)).node
+        assert await stage.create_group(name, [half], GIVE_UP_S)
+        await stage.start_engine(name, [half], order)
+        node = (await _until(stage, name, lambda one: one.actor.url)).nodes[0]
         at = time.time() + 1000
         await stage.drain_node(node, at)
         view = await stage.view(place)
@@ -110,10 +111,30 @@ class RayClusterContract:
         assert found.drains_at == view.draining[node]
         assert found.is_alive
         assert not found.is_usable
-        assert not await stage.create_group(f"{place}/two", half, 0.5)
+        assert not await stage.create_group(f"{place}/two", [half], 0.5)
         assert not (await _group(stage, name)).actor.failure
         for one in (name, f"{place}/two"):
             await stage.remove_group(one)
+
+    async def test_a_group_over_nodes_has_a_bundle_on_each_and_is_lost_as_one(
+        self, stage: Stage, wide_order: EngineOrder
+    ) -> None:
+        place, bundle = await _place(stage, CPU=1, GPU=2)
+        name, bundles = f"{place}/one?pool=m", [bundle, bundle]
+        assert not await stage.create_group(name, bundles, 0.1)
+        other = await stage.add_node({"CPU": 1, "GPU": 2, place: 1000.0})
+        assert await stage.create_group(name, bundles, GIVE_UP_S)
+        await stage.start_engine(name, bundles, wide_order)
+        found = await _until(stage, name, lambda one: one.actor.url)
+        assert found.actor.is_begun
+        assert len({*found.nodes}) == 2
+        await stage.start_engine(name, bundles, wide_order)
+        assert (await _group(stage, name)).actor.url == found.actor.url
+        await stage.lose_node(other)
+        lost = await _until(stage, name, lambda one: one.actor.failure)
+        assert lost.actor.failure.startswith(f"node {[*found.nodes].index(other)}: ")
+        await stage.remove_group(name)
+        assert not (await stage.view(place)).groups
 
     async def test_nodes_are_listed_with_what_they_have_until_they_are_lost(self, stage: Stage) -> None:
         place = f"place-{uuid.uuid4().hex[:8]}"

@@ -16,8 +16,8 @@ from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrd
 
 @dataclass
 class _Group:
-    bundle: Mapping[str, float]
-    node: str = ""
+    bundles: Sequence[Mapping[str, float]]
+    nodes: list[str] = field(default_factory=list)
     actor: ActorView = field(default_factory=ActorView)
 
 
@@ -35,25 +35,25 @@ class FakeRayCluster:
 
     # -- RayCluster
 
-    async def create_group(self, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
+    async def create_group(self, name: str, bundles: Sequence[Mapping[str, float]], wait_s: float) -> bool:
         self._check()
-        group = self.groups.setdefault(name, _Group(dict(bundle)))
+        group = self.groups.setdefault(name, _Group([dict(bundle) for bundle in bundles]))
         self._place()
-        return bool(group.node)
+        return bool(group.nodes)
 
     async def remove_group(self, name: str) -> None:
         self._check()
         self.groups.pop(name, None)
         self._place()
 
-    async def start_engine(self, name: str, bundle: Mapping[str, float], order: EngineOrder) -> None:
+    async def start_engine(self, name: str, bundles: Sequence[Mapping[str, float]], order: EngineOrder) -> None:
         self._check()
         group = self.groups.get(name)
         if group is None:
             raise OrchestratorError(f"there is no placement group {name}")
         if not group.actor.is_begun:
             self.orders.append((name, order))
-            group.actor = ActorView(is_begun=True, url=f"http://{group.node}:{len(self.orders)}")
+            group.actor = ActorView(is_begun=True, url=f"http://{group.nodes[0]}:{len(self.orders)}")
 
     async def stop_engine(self, name: str, grace_s: float) -> None:
         self._check()
@@ -63,7 +63,7 @@ class FakeRayCluster:
 
     async def view(self, prefix: str) -> ClusterView:
         self._check()
-        found = [GroupView(name, one.node, one.actor) for name, one in self.groups.items() if name.startswith(prefix)]
+        found = [GroupView(name, one.nodes, one.actor) for name, one in self.groups.items() if name.startswith(prefix)]
         return ClusterView(found, dict(self.draining))
 
     async def nodes(self) -> list[NodeView]:
@@ -104,9 +104,10 @@ class FakeRayCluster:
         self.lost.append(node)
         self.draining.pop(node, None)
         for name, group in self.groups.items():
-            if group.node == node:
-                group.node = ""
-                self.end_actor(name, "its node is gone")
+            if node in group.nodes:
+                where = f"node {group.nodes.index(node)}: " if len(group.bundles) > 1 else ""
+                group.nodes = []
+                self.end_actor(name, f"{where}its node is gone")
 
     async def drain_node(self, node: str, at: float) -> None:
         self.draining[node] = at
@@ -130,14 +131,22 @@ class FakeRayCluster:
 
     def _place(self) -> None:
         for group in self.groups.values():
-            if not group.node:
-                rooms = (
-                    node for node in self.resources if node not in self.draining and self._fits(node, group.bundle)
-                )
-                group.node = next(rooms, "")
+            if not group.nodes:
+                group.nodes = self._rooms(group.bundles)
+
+    def _rooms(self, bundles: Sequence[Mapping[str, float]]) -> list[str]:
+        """A node for each bundle; none, if there are not as many."""
+        found: list[str] = []
+        for bundle in bundles:
+            usable = (node for node in self.resources if node not in self.draining and node not in found)
+            if (room := next((node for node in usable if self._fits(node, bundle)), None)) is None:
+                return []
+            found.append(room)
+        return found
 
     def _fits(self, node: str, bundle: Mapping[str, float]) -> bool:
-        taken = [one.bundle for one in self.groups.values() if one.node == node]
+        groups = self.groups.values()
+        taken = [one for group in groups for at, one in zip(group.nodes, group.bundles, strict=False) if at == node]
         return all(
             sum(one.get(key, 0.0) for one in taken) + value <= self.resources[node].get(key, 0.0)
             for key, value in bundle.items()

@@ -135,9 +135,9 @@ async def test_nodes_that_are_lost_or_drain_are_told(
     name, bundle = "penstock/leaving/r-1?pool=tiny", {"CPU": 1.0, "leaving": 0.001}
     leaving = await stage.add_node({"CPU": 1, "leaving": 1})
     lost = await stage.add_node({"CPU": 1})
-    assert await stage.create_group(name, bundle, GIVE_UP_S)
+    assert await stage.create_group(name, [bundle], GIVE_UP_S)
     config = json.dumps({"model": model, "engine": {"load": "dummy", "dtype": "float32", "threads": 1}})
-    await stage.start_engine(name, bundle, EngineOrder(config, "secret"))  # an idle node would be gone at once
+    await stage.start_engine(name, [bundle], EngineOrder(config, "secret"))  # an idle node would be gone at once
     await stage.drain_node(leaving, time.time() + 1000)
     await stage.lose_node(lost)
     await until(stage.nodes, lambda nodes: [one.id for one in nodes if not one.is_alive] == [lost])
@@ -151,7 +151,7 @@ async def test_nodes_that_are_lost_or_drain_are_told(
 
 async def test_replicas_that_nobody_looks_after_are_told(ray: RealRay, stage: RealStage, doctor: Doctor) -> None:
     name = "penstock/forgotten/r-1?pool=tiny"
-    assert await stage.create_group(name, {"CPU": 1.0}, GIVE_UP_S)
+    assert await stage.create_group(name, [{"CPU": 1.0}], GIVE_UP_S)
     (finding,) = (await _in_thread(doctor, "--ray", "--address", ray.address))["fleets"]
     assert finding["verdict"] == "warn"
     assert finding["says"] == "forgotten: 1 placement group (1 not begun), and the store knows no such fleet"

@@ -62,7 +62,7 @@ async def listed(driver: RayDriver) -> dict[str, DriverReplica]:
 
 
 def bundles(cluster: FakeRayCluster) -> list[Mapping[str, float]]:
-    return [one.bundle for one in cluster.groups.values()]
+    return [bundle for one in cluster.groups.values() for bundle in one.bundles]
 
 
 async def test_the_next_controller_finds_replicas_as_they_were_started(
@@ -125,6 +125,73 @@ async def test_more_devices_than_one_node_has_are_refused_with_what_would_work(
     with pytest.raises(CapacityRefused, match=r"none has more than 2 GPUs: `gpus: 2` would fit, or add a node with 4"):
         await driver(cluster, clock).start(spec("r", gpus=4))
     assert not cluster.groups
+
+
+def ranks(tp: int = 1, pp: int = 1, **more: object) -> Settings:
+    return replace(SETTINGS, engine=EngineSettings(tp=tp, pp=pp, **more))  # type: ignore[arg-type]
+
+
+async def test_a_replica_of_more_gpus_than_a_node_has_is_on_as_few_nodes_as_have_them(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    await driver(cluster, clock).start(spec("r", settings=ranks(2, 2), gpus=4))
+    assert bundles(cluster) == [{"CPU": 1.0, "GPU": 2.0}] * 2
+    (view,) = (await cluster.view("penstock/")).groups
+    assert [*view.nodes] == ["one", "two"]
+    (found,) = await driver(cluster, clock).list()
+    assert (found.id, found.url) == ("r", "http://one:1")
+
+
+async def test_nodes_of_a_replica_are_those_that_its_pool_or_engine_says(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    await driver(cluster, clock, nodes=2, cpus=1).start(spec("r", settings=ranks(2), gpus=2))
+    await driver(cluster, clock, cpus=1).start(spec("s", settings=ranks(1, 2, nnodes=2), gpus=2))
+    assert bundles(cluster) == [{"CPU": 1.0, "GPU": 1.0}] * 4
+    await driver(cluster, clock, nodes=2).start(spec("t", settings=ranks(2, threads=1)))
+    assert bundles(cluster)[4:] == [{"CPU": 1.0}] * 2
+    with pytest.raises(ConfigError, match="nodes is 2, but nnodes of the engine is 3") as refused:
+        await driver(cluster, clock, nodes=2).start(spec("u", settings=ranks(3, nnodes=3)))
+    assert refused.value.param == "ray.nodes"
+    with pytest.raises(ConfigError, match="3 GPUs cannot be shared out among 2 nodes that have 1, 1 ranks"):
+        await driver(cluster, clock, nodes=2).start(spec("v", settings=ranks(2), gpus=3))
+
+
+async def test_stages_that_nodes_have_more_of_get_more_gpus_there(clock: ManualClock) -> None:
+    cluster = FakeRayCluster({"one": {"CPU": 4, "GPU": 2}, "two": {"CPU": 4, "GPU": 4}})
+    await driver(cluster, clock, nodes=2).start(spec("r", settings=ranks(2, 3), gpus=6))
+    assert [one["GPU"] for one in bundles(cluster)] == [2.0, 4.0]
+
+
+async def test_a_replica_over_nodes_that_loses_one_is_gone_as_one_and_starts_anew_elsewhere(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    found, wide = driver(cluster, clock), ranks(2, 2)
+    await found.start(spec("r", settings=wide, gpus=4))
+    await cluster.drain_node("two", clock() + 30.0)
+    assert (await listed(found))["r"].deadline_s == 30.0
+    await cluster.lose_node("two")
+    assert (await listed(found))["r"].failure == "node 1: its node is gone"
+    await found.stop("r", 5.0)
+    assert not cluster.groups
+    with pytest.raises(CapacityRefused, match="none has more than 2 GPUs"):
+        await found.start(spec("s", settings=wide, gpus=4))
+    await cluster.add_node({"CPU": 4, "GPU": 2})
+    await found.start(spec("s", settings=wide, gpus=4))
+    assert [*await listed(found)] == ["s"]
+    await found.stop("s", 7.0)
+    assert cluster.graces_s == [7.0]
+
+
+async def test_several_nodes_of_which_one_is_full_are_refused_with_what_is_missing(
+    cluster: FakeRayCluster, clock: ManualClock
+) -> None:
+    found = driver(cluster, clock, nodes=2)
+    await driver(cluster, clock).start(spec("r", "a", gpus=1))
+    with pytest.raises(CapacityRefused, match=r"room for CPU 1, GPU 2 on each of 2 nodes: the nodes .* are full"):
+        await found.start(spec("s", settings=ranks(4), gpus=4))
+    with pytest.raises(CapacityRefused, match=r"a replica is on 2 nodes, and 1 node has CPU 1, GPU 1, zone:a 0\.001"):
+        await found.start(spec("t", "a", settings=ranks(2), gpus=2))
 
 
 async def test_a_stop_gives_the_grace_and_frees_the_resources(cluster: FakeRayCluster, clock: ManualClock) -> None:

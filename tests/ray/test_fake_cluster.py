@@ -17,3 +17,7 @@ class TestFakeRayCluster(RayClusterContract):
     @pytest.fixture
     def order(self) -> EngineOrder:
         return EngineOrder("{}", "secret")
+
+    @pytest.fixture
+    def wide_order(self, order: EngineOrder) -> EngineOrder:
+        return order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.fleet.drivers.ray_cluster import NodeView
-from penstock.fleet.drivers.ray_fit import explain_lack
+from penstock.fleet.drivers.ray_fit import explain_lack, have_room
 
 NODES = [
     NodeView("one", "192.0.2.1", {"CPU": 8.0, "GPU": 2.0, "zone:a": 1000.0}),
@@ -41,8 +41,23 @@ NODES = [
     ],
 )
 def test_a_lack_says_what_would_work(bundle: dict[str, float], why: str) -> None:
-    assert explain_lack(bundle, NODES) == why
+    assert explain_lack([bundle], NODES) == why
 
 
 def test_a_cluster_without_a_node_that_takes_work_is_told() -> None:
-    assert explain_lack({"CPU": 1}, NODES[3:]) == "no node is alive and takes new work"
+    assert explain_lack([{"CPU": 1}], NODES[3:]) == "no node is alive and takes new work"
+
+
+@pytest.mark.parametrize(
+    ("bundles", "why"),
+    [
+        ([{"GPU": 2}, {"GPU": 2}], "the nodes that have so much are full"),
+        ([{"GPU": 4}, {"GPU": 2}], "the nodes that have so much are full"),
+        ([{"GPU": 4}, {"GPU": 4}], "a replica is on 2 nodes, and 1 node has GPU 4: add 1"),
+        ([{"GPU": 2}] * 3, "a replica is on 3 nodes, and 2 nodes have GPU 2: add 1"),
+        ([{"GPU": 8}] * 2, "no node has GPU 8: more `nodes` need less of each, or add nodes with so much"),
+    ],
+)
+def test_a_lack_of_several_nodes_says_what_would_work(bundles: list[dict[str, float]], why: str) -> None:
+    assert explain_lack(bundles, NODES) == why
+    assert have_room(bundles, NODES) == ("full" in why)

@@ -37,11 +37,25 @@ async def stage(ray: RealRay, tmp_path: Path) -> AsyncIterator[RealStage]:
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> EngineOrder:
-    model = tmp_path / "model"
-    model.mkdir()
-    write_tiny_model(model)
-    engine = {"load": "dummy", "dtype": "float32", "threads": 1}
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture
+def order(model: Path) -> EngineOrder:
+    return order_of(model)
+
+
+@pytest.fixture
+def wide_order(model: Path) -> EngineOrder:
+    return order_of(model, tp=2, max_loras=0, device="cpu")
+
+
+def order_of(model: Path, **more: object) -> EngineOrder:
+    engine = {"load": "dummy", "dtype": "float32", "threads": 1, **more}
     return EngineOrder(json.dumps({"model": str(model), "engine": engine}), "secret")
 
 
@@ -52,8 +66,8 @@ class TestRealRayCluster(RayClusterContract):
 async def test_an_engine_ends_when_its_raylet_is_killed(ray: RealRay, stage: RealStage, order: EngineOrder) -> None:
     bundle = {"CPU": 1.0, "here": 0.001}
     node = await stage.add_node({"CPU": 1, "here": 1})
-    assert await stage.create_group("here/r", bundle, GIVE_UP_S)
-    await stage.start_engine("here/r", bundle, order)
+    assert await stage.create_group("here/r", [bundle], GIVE_UP_S)
+    await stage.start_engine("here/r", [bundle], order)
     view = await until(lambda: stage.view("here/"), lambda view: view.groups[0].actor.url)
     engine = engine_of(view.groups[0].actor.url)
     processes = [engine, engine.parent(), *engine.children(recursive=True)]
@@ -69,8 +83,8 @@ async def test_the_secret_is_neither_in_the_engines_arguments_nor_in_what_ray_ke
     bundle = {"CPU": 1.0, "there": 0.001}
     await stage.add_node({"CPU": 1, "there": 1})
     secret = "a-secret-that-nobody-prints"
-    assert await stage.create_group("there/r", bundle, GIVE_UP_S)
-    await stage.start_engine("there/r", bundle, EngineOrder(order.config, secret))
+    assert await stage.create_group("there/r", [bundle], GIVE_UP_S)
+    await stage.start_engine("there/r", [bundle], EngineOrder(order.config, secret))
     view = await until(lambda: stage.view("there/"), lambda view: view.groups[0].actor.url)
     assert secret not in " ".join(engine_of(view.groups[0].actor.url).cmdline())
     assert b"there/r" in ray.kept()
@@ -87,7 +101,7 @@ async def test_fleets_of_one_name_in_two_namespaces_do_not_see_each_other(
     other = RayProcess(ray.address, "another", tmp_path / "other.log")
     try:
         for cluster in (stage, other):
-            assert await cluster.create_group("penstock/same/r", bundle, GIVE_UP_S)
+            assert await cluster.create_group("penstock/same/r", [bundle], GIVE_UP_S)
         assert len((await stage.view("penstock/same/")).groups) == 1
         await stage.remove_group("penstock/same/r")
         assert not (await stage.view("penstock/same/")).groups

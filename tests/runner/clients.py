@@ -9,7 +9,7 @@ from penstock.core.measurements import EngineMeasurements
 from penstock.core.request import FinishReason, Request, TokenLogprobs
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
-from penstock.engine.messages import Abort, FromEngine, StepReport, Stop, Submit, ToEngine
+from penstock.engine.messages import Abort, FromEngine, RebalanceAnswer, StepReport, Stop, Submit, ToEngine
 from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.kv.host import HostBlocks
@@ -55,6 +55,7 @@ class Clients:
         self.open: dict[str, Answer] = {}
         self.finished: dict[str, Answer] = {}
         self.num_aborted = 0
+        self.rebalanced: list[RebalanceAnswer] = []
         self.measured = EngineMeasurements()
         self._idle_turns = 0
 
@@ -74,6 +75,9 @@ class Clients:
         return messages
 
     def send(self, message: FromEngine) -> None:
+        if isinstance(message, RebalanceAnswer):
+            self.rebalanced.append(message)
+            return
         assert isinstance(message, StepReport)
         self.measured = message.measured
         self._idle_turns = 0
@@ -128,7 +132,7 @@ def serve(
         num_batches=assembly.parallelism.pp,
     )
     speculation = speculate(cache) if speculate is not None else None
-    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation)
+    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation, experts=assembly.experts)
     EngineLoop(engine, clients, TickingClock()).run()
     assert not clients.open
     assert not scheduler.has_work

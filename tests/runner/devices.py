@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from functools import cache
@@ -15,10 +16,12 @@ from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
 from penstock.runner.ranks.assemble import assemble_ranks
 from penstock.runner.ranks.join import SHARE_VARIABLE
+from penstock.runner.ranks.led import LedMemory
 from penstock.runner.step_inputs import StepInputs, decode_choices, encode_choices
 from penstock.runner.verify import choices
 from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
 from tests.equality.inprocess import soiled
+from tests.template import forked
 
 
 def through_bytes(runner: Any) -> Runner:
@@ -76,6 +79,12 @@ class _Put:
         return self._done.result()
 
 
+def end_ranks(assembly: Assembly) -> None:
+    """The other ranks of an assembly that nobody will use again. They take memory: a process each."""
+    assert isinstance(assembly.memory, LedMemory)
+    assembly.memory._leader.close()
+
+
 @cache
 def assembled(
     config: ModelConfig,
@@ -93,7 +102,7 @@ def assembled(
     the overlapped runner every plan goes through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are several ranks,
     processes of their own; on a GPU they share it."""
     kind, *sizes = device.split()
-    ranks = {name: int(size) for name, size in (each.split("=") for each in sizes)}
+    ranks = {name: int(size) if size.isdecimal() else size for name, size in (each.split("=") for each in sizes)}
     settings = EngineSettings(
         device="cuda" if kind == "cuda" else "cpu",
         dtype="float32",
@@ -110,7 +119,8 @@ def assembled(
     )
     draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
     os.environ[SHARE_VARIABLE] = "1"
-    made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
+    with forked() if ranks else contextlib.nullcontext():
+        made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
     soiled(made.rank_runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made

@@ -42,3 +42,20 @@ def test_every_token_is_the_references(family: str) -> None:
     assert len(clients.finished) == len(requests())
     undecided = Judge(RandomCheckpoint(config), longest=config.context_length).check_all(clients)
     assert undecided <= 0.02 * clients.measured.totals.generated_tokens, "the rule forgives too much"
+
+
+@pytest.mark.parametrize("device", ["cpu-overlapped", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2-moe"])
+def test_every_token_is_counted_once_for_each_of_its_experts(family: str, device: str) -> None:
+    """Padding is not among them: batches shrink through all sizes of captured graphs."""
+    config = CONFIGS[family]
+    assert config.experts is not None
+    made = assembled(config, device, block_size=16, max_num_seqs=24)
+    assert made.experts is not None
+    before = made.experts.load().num_tokens
+    clients = Clients(one_after_the_other(requests()[::3], apart=0))
+    serve(made, clients, num_blocks=made.size.num_blocks)
+    load = made.experts.load()
+    answers = clients.finished.values()
+    computed = sum(len(a.request.prompt_ids) - a.cached_tokens + len(a.token_ids) - 1 for a in answers)
+    assert load.num_tokens - before == computed * config.experts.per_token * len(load.layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,3 +90,31 @@ def test_a_copy_is_measured_and_changes_nothing() -> None:
         cache.step()
     assert 0 < cache._mover.measure() < 1
     cache._check_device()
+
+
+@NEEDS_GPU
+def test_another_thread_sees_saved_blocks_once_it_has_waited_and_what_it_writes_is_loaded() -> None:
+    cache = Cache(torch.bfloat16, 0, 8)
+    host, pool = cache._host, cache._pool
+
+    def read(block: int) -> set[int]:
+        host.wait_saved()
+        (part,) = host.parts(block)
+        return set(part.tolist())
+
+    def write(block: int, number: int) -> None:
+        host.wait_saved()
+        (part,) = host.parts(block)
+        part[:] = bytes([number]) * len(part)
+
+    with ThreadPoolExecutor(1) as thread:
+        for number in range(1, 8):
+            pool[:, :, 3] = number
+            with torch.cuda.stream(host._out.stream):
+                torch.cuda._sleep(20_000_000)
+            host.save([(3, 5)])
+            assert thread.submit(read, 5).result() == {number}
+            host.save([(3, 6)])
+            thread.submit(write, 6, 100 + number).result()  # not before what goes there is there
+            host.load([(6, 4)])
+            assert set(pool[:, :, 4].flatten().tolist()) == {100 + number}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,12 +36,35 @@ def mps(tmp_path_factory: pytest.TempPathFactory) -> None:
     eventually(lambda: list(directory.iterdir()))
 
 
-LAYOUTS = [("soak", layout) for layout in ("tp=2", "pp=2", "tp=2 pp=2")] + [
+def test_sums_go_by_symmetric_memory_and_by_nccl() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    commands = [[sys.executable, "-m", "tests.runner.sums_on_gpu", str(rank), port] for rank in range(2)]
+    pipe, joined = subprocess.PIPE, subprocess.STDOUT
+    both = [subprocess.Popen(command, stdout=pipe, stderr=joined, text=True) for command in commands]
+    said = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], "\n".join(said)
+    assert all("sums agree" in text for text in said)
+
+
+SOAKED = ("tp=2", "pp=2", "tp=2 pp=2", "tp=2 sp=2", "tp=4 sp=2")
+LAYOUTS = [("soak", layout) for layout in SOAKED] + [
     ("mixtral", "tp=2 ep=2"),
     ("qwen2-moe", "tp=2 ep=2"),
     ("qwen3-moe", "tp=2 pp=2 ep=2"),
+    ("mixtral", "tp=2 ep=2 redundant_experts=1"),
+    ("rebalance qwen3-moe", "tp=2 ep=2 redundant_experts=2"),
+    ("rebalance qwen2-moe", "tp=2 pp=2 ep=2 redundant_experts=1"),
     ("gemma2", "tp=2"),
     ("phi3", "pp=2"),
+    ("beside", "tp=2"),
+    ("beside", "pp=2"),
+    ("beside", "tp=2 pp=2"),
+    ("gemma2", "tp=2 sp=2"),
+    ("qwen3-moe", "tp=2 ep=2 sp=2"),
+    ("phi3", "tp=2 pp=2 sp=2"),
+    ("phi4", "tp=4 sp=4"),
 ]
 
 

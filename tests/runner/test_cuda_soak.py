@@ -94,12 +94,18 @@ def on_gpu(block_size: int) -> Soak:
         pytest.param(on_cpu("cpu tp=2", 16), id="cpu-tp-2", marks=pytest.mark.slow),
         pytest.param(on_cpu("cpu pp=2", 16), id="cpu-pp-2", marks=pytest.mark.slow),
         pytest.param(on_cpu("cpu tp=2 pp=2", 16), id="cpu-tp-2-pp-2", marks=pytest.mark.slow),
+        pytest.param(replace(on_cpu("cpu tp=2 sp=2", 8), num_blocks=40), id="cpu-tp-2-sp-2", marks=pytest.mark.slow),
         pytest.param(on_gpu(16), id="cuda-16", marks=NEEDS_GPU),
         pytest.param(on_gpu(64), id="cuda-64", marks=NEEDS_GPU),
         pytest.param(
             replace(on_cpu("cpu-overlapped", 4), host_kv_gib=0.002), id="cpu-overlapped-host", marks=pytest.mark.slow
         ),
         pytest.param(replace(on_cpu("cpu tp=2", 4), host_kv_gib=0.002), id="cpu-tp-2-host", marks=pytest.mark.slow),
+        pytest.param(
+            replace(on_cpu("cpu tp=2 sp=2", 2), num_blocks=160, host_kv_gib=0.002),
+            id="cpu-tp-2-sp-2-host",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(replace(on_gpu(16), host_kv_gib=0.02), id="cuda-16-host", marks=NEEDS_GPU),
     ],
 )

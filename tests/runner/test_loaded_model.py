@@ -33,3 +33,17 @@ def test_the_cache_has_the_heads_of_the_rank(size: int, num_kv_heads: int) -> No
     assert 3 * loaded.block_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in kv)
     if size == 1:
         assert loaded.block_bytes == 16 * SHAPE.kv_bytes_per_token(4)
+
+
+@pytest.mark.parametrize(("size", "sp", "num_kv_heads"), [(2, 2, 2), (4, 2, 1), (4, 4, 2)])
+def test_a_rank_that_shares_out_tokens_keeps_a_part_of_every_block(size: int, sp: int, num_kv_heads: int) -> None:
+    """Of 16 tokens one in `sp`: no two ranks keep the same, and together they keep what one would."""
+    ops, ranks = ReferenceOps(), FakeRanks(Shard(size - 1, size, sp))
+    model = load_model(RandomCheckpoint(SHAPE), ops, ranks=ranks)
+    kernels = Kernels("torch", "float32", "none", as_stored, ReferenceOps)
+    loaded = LoadedModel(kernels, ops, model, LIMITS, ranks=ranks)
+    kv = loaded.allocate_kv(3)
+    assert kv[0].keys.shape == (3, 16 // sp, num_kv_heads, SHAPE.head_dim)
+    assert 3 * loaded.block_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in kv)
+    assert size * loaded.block_bytes == 16 * SHAPE.kv_bytes_per_token(4)
+    assert loaded.kv_share == 1 / size

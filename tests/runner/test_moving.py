@@ -11,7 +11,7 @@ from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
-from penstock.runner.moving import BlockMover, PlainCopies, runs, stretches
+from penstock.runner.moving import BlockMover, PlainCopies, runs, stretches, undisturbed
 
 DEVICE, HOST = 5, 4
 pairs = st.lists(st.tuples(*[st.integers(0, DEVICE + HOST - 1)] * 2), max_size=12)
@@ -74,12 +74,42 @@ def test_blocks_come_back_from_the_host_as_they_went() -> None:
         assert torch.equal(layer.values[:HOST], was.values[:HOST])
 
 
+@pytest.mark.parametrize("make", [ReferenceOps, native])
+def test_the_bytes_of_a_block_on_the_host_are_all_of_it(make: type[ReferenceOps]) -> None:
+    ops = make()
+    kv = filled(ops)
+    copies = PlainCopies(ops, kv, HOST)
+    copies.save([(3, 1)])
+    taken = [bytes(part) for part in copies.parts(1)]
+    assert sum(map(len, taken)) == sum(cache[3].nbytes for layer in kv for cache in (layer.keys, layer.values))
+    for part, content in zip(copies.parts(2), taken, strict=True):
+        part[:] = content
+    copies.load([(2, 0)])
+    for layer in kv:
+        assert torch.equal(layer.keys[0], layer.keys[3])
+        assert torch.equal(layer.values[0], layer.values[3])
+
+
 def test_copies_that_do_not_meet_go_together() -> None:
     assert list(runs([(0, 1), (2, 3), (0, 4)], 9)) == [[(0, 1), (2, 3), (0, 4)]]
     assert list(runs([(0, 1), (1, 2)], 9)) == [[(0, 1)], [(1, 2)]]
     assert list(runs([(0, 1), (2, 1)], 9)) == [[(0, 1)], [(2, 1)]]
     assert list(runs([(0, 9), (10, 0), (1, 2)], 9)) == [[(0, 9)], [(10, 0)], [(1, 2)]]
     assert list(runs([(0, 0)] * 3, 9)) == [[(0, 0)] * 3]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "tries"),
+    [
+        ([1.0, 1.1, 9.0], 1.0, 3),
+        ([9.0, 50.0, 1.0, 7.0, 1.15], 1.0, 5),
+        ([float(3**exponent) for exponent in range(40, 0, -1)], float(3**11), 30),
+    ],
+)
+def test_copies_are_measured_until_two_agree(seconds: list[float], least: float, tries: int) -> None:
+    left = iter(seconds)
+    assert undisturbed(lambda: next(left)) == least
+    assert len(list(left)) == len(seconds) - tries
 
 
 def test_a_copy_is_measured_and_changes_nothing() -> None:

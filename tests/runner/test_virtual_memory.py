@@ -113,6 +113,20 @@ def test_content_outlives_a_park_as_it_was_asked_for() -> None:
         assert memory.export(kv) in driver.handles
 
 
+def test_weights_that_have_changed_are_copied_anew() -> None:
+    memory = VirtualMemory(FakeDriver(), pin)
+    weights = memory.allocate(100, Keep.ONCE).fill_(1)
+    for number in (1, 2, 3):
+        weights.fill_(number)
+        memory.change()
+        memory.park()
+        memory.wake()
+        assert set(weights.tolist()) == {number}
+    memory.park()
+    memory.wake()
+    assert set(weights.tolist()) == {3}
+
+
 def test_a_wake_without_room_changes_nothing_and_can_be_tried_again() -> None:
     driver = FakeDriver()
     memory = VirtualMemory(driver, pin)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.core.request import Priority, Request
 from penstock.engine.engine import Step
 from penstock.engine.fake import FakeRunner, fake_token
+from penstock.engine.fake_disk import FakeDisk
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.plan import StepPlan
@@ -30,8 +31,13 @@ class Client:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans(), host_blocks=st.sampled_from([0, 3, 40]))
-    def start(self, num_blocks: int, overlaps: bool, host_blocks: int) -> None:
+    @initialize(
+        num_blocks=st.integers(10, 24),
+        overlaps=st.booleans(),
+        host_blocks=st.sampled_from([0, 3, 8, 40]),
+        disk_blocks=st.sampled_from([0, 2, 60]),
+    )
+    def start(self, num_blocks: int, overlaps: bool, host_blocks: int, disk_blocks: int) -> None:
         self.cache = KVCache(num_blocks, BLOCK, host_blocks=host_blocks)
         self.budget = StepBudget(CHUNK, target_s=0.05, floor=FLOOR)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs=MAX_SEQS, aging_s=1.0)
@@ -39,6 +45,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.in_flight: Step | None = None
         self.open: dict[str, Client] = {}
         self.block_namespace: dict[int, str] = {}  # whose tokens lie in each block
+        self.disk = FakeDisk(self.runner, disk_blocks, self.block_namespace) if host_blocks and disk_blocks else None
+        if self.disk is not None:
+            self.cache.keep_on_disk(self.disk)
         self.count = 0
         self.now = 0.0
 
@@ -80,6 +89,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         dice = random.Random(seed)
         for _ in range(dice.randint(1, 2)):
             self.step(dice.choice([0.001, 0.04, 0.2, 3.0]))
+            for _ in range(dice.randint(0, 6)):
+                self.work_on_disk(dice)
+
+    def work_on_disk(self, dice: random.Random) -> None:
+        if self.disk is None:
+            return
+        if self.disk.num_jobs:
+            self.disk.do_job(succeeds=dice.random() < 0.9)
+        elif self.disk.files and dice.random() < 0.1:
+            self.disk.expire(dice.choice(sorted(self.disk.files)))
 
     @rule(seed=SEEDS)
     def many_things(self, seed: int) -> None:
@@ -153,10 +172,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler") or self.scheduler.has_work:
             return
         assert self.cache.pool.num_free == self.cache.pool.num_blocks
-        assert not self.cache._pending
-        if (host := self.cache.pool.host) is not None:
-            assert len(host._ids) + len(host._free) == host.num_blocks
-            assert len({*host._ids.values(), *host._free}) == host.num_blocks
+        host, disk = self.cache.pool.host, self.cache.disk
+        reads = disk._reading if disk is not None else {}
+        assert set(self.cache._pending) == {own for own, read in reads.items() if read.is_awaited}
+        if host is not None:
+            being_read = [read.block + host._first_id for read in reads.values()]
+            ids = [*host._ids.values(), *host._free, *being_read]
+            assert sorted(ids) == list(range(host._first_id, host._first_id + host.num_blocks))
+        if disk is not None:
+            assert len(disk) <= disk.files.num_blocks
+            assert not {*disk._writing} & {*disk._index}
 
     def teardown(self) -> None:
         """Whatever happened, everything that is still open finishes: nothing starves."""
@@ -166,9 +191,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_work and self.in_flight is None:
                 break
             self.step(0.001)
+            if self.disk is not None:
+                self.disk.do_all()
         assert not self.open
         assert not self.scheduler.has_work
         self.no_block_leaks()
+        if self.disk is not None:
+            self.check_disk_at_rest(self.disk)
+
+    def check_disk_at_rest(self, disk: FakeDisk) -> None:
+        """Once all is done the policy knows every file and no other, and holds nothing back."""
+        for _ in range(100):
+            disk.do_all()
+            self.cache.poll(self.now)
+        known = self.cache.disk
+        assert known is not None
+        assert not known.is_reading
+        assert not known.is_writing
+        assert disk.num_jobs == 0
+        assert set(disk.files) == set(known._index)
 
 
 TestScheduler = SchedulerMachine.TestCase

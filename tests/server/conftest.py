@@ -1,8 +1,19 @@
+from __future__ import annotations
+
+import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.replica import Replica, serving
+if TYPE_CHECKING:
+    from tests.server.replica import Replica
+
+
+def serving(**options: Any) -> contextlib.AbstractContextManager[Replica]:
+    from tests.server import replica  # with it come the SDKs
+
+    return replica.serving(**options)
 
 
 @pytest.fixture(scope="package")

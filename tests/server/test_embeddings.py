@@ -103,6 +103,18 @@ def test_pairs_are_scored(replica: Replica, encoder: Replica) -> None:
     assert scores(replica, "first", ["x", "y"]) == pytest.approx([-before / 10] * 2)
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank", "/score"])
+def test_other_paths_lead_there_too(encoder: Replica, path: str) -> None:
+    query = {"queries": "a"} if path == "/score" else {"query": "a"}
+    _, _, expected = encoder.post("/v1" + path.removeprefix("/v2"), documents=["a", "b"], **query)
+    status, _, answer = encoder.post(path, documents=["a", "b"], **query)
+    assert status == 200
+    varying = ("id", "created")
+    assert [answer[name] for name in answer if name not in varying] == [
+        expected[name] for name in expected if name not in varying
+    ]
+
+
 def test_a_model_that_cannot_says_what_it_can(encoder: Replica) -> None:
     message = [{"role": "user", "content": "hi"}]
     with pytest.raises(openai.BadRequestError, match="/v1/embeddings") as told:

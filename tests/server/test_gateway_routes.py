@@ -84,6 +84,19 @@ def test_snapshots_are_pushed_when_they_change(slow_replica: Replica) -> None:
     eventually(slow_replica.is_idle)
 
 
+def test_a_role_changes_while_it_runs(slow_replica: Replica) -> None:
+    assert snapshot(slow_replica)["role"] == "both"
+    try:
+        status, _, told = slow_replica.call("POST", "/v1/penstock/role", {"role": "prefill"})
+        assert (status, told["role"], snapshot(slow_replica)["role"]) == (200, "prefill", "prefill")
+        for wrong in ({"role": "encode"}, {}, {"role": "decode", "more": 1}):
+            status, _, answer = slow_replica.call("POST", "/v1/penstock/role", wrong)
+            assert (status, answer["error"]["param"]) == (400, "role")
+        assert snapshot(slow_replica)["role"] == "prefill"
+    finally:
+        slow_replica.call("POST", "/v1/penstock/role", {"role": "both"})
+
+
 # -- who may ask
 
 
@@ -99,6 +112,7 @@ def test_with_a_secret_only_who_knows_it_is_a_gateway() -> None:
                 ("POST", GIVE_BACK, {}),
                 ("POST", "/v1/penstock/park", {}),
                 ("POST", "/v1/penstock/wake", {}),
+                ("POST", "/v1/penstock/role", {}),
                 ("GET", "/metrics", {}),
                 ("GET", "/health/deep", {}),
                 ("GET", "/v1/models", {}),

@@ -86,6 +86,18 @@ def test_usage_comes_last_in_a_stream_that_asks_for_it(replica: Replica) -> None
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_usage_comes_with_every_chunk_of_a_stream_that_asks_for_that(replica: Replica, is_chat: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: Any = {"max_tokens": 5, "stream": True, "stream_options": options, **GREEDY}
+    create: Any = replica.openai.chat.completions.create if is_chat else replica.openai.completions.create
+    chunks = list(create(**asked, **({"messages": CONVERSATION} if is_chat else {"prompt": "a prompt"})))
+    made = [chunk.usage.completion_tokens for chunk in chunks]
+    assert made == sorted(made)
+    assert made[-1] == 5
+    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+
+
 def test_the_cached_part_of_a_prompt_is_reported_and_never_more_than_the_prompt(replica: Replica) -> None:
     prompt = "a prompt of several blocks that is asked for again and again"
     num_prompt_tokens = len(replica.prompt_ids(prompt))

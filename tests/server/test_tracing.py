@@ -6,11 +6,13 @@ from itertools import count
 
 import pytest
 
+from penstock.core.ranks import RankFigures
+from penstock.core.request import KvSource, RequestTimings
 from penstock.observe.backlog import Backlog
 from penstock.observe.registry import Counter
 from penstock.observe.spans import Kind, Roots, Sampling, Span
 from penstock.server.recorder import Finished
-from penstock.server.tracing import Traced, Traces, spans
+from penstock.server.tracing import Traced, Traces, rank_attributes, spans
 
 TRACE, GATEWAY = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARTS = {"tokenize": 0.1, "queue": 0.2, "prefill": 0.3, "first_token": 0.05}
@@ -57,6 +59,22 @@ def test_the_parts_of_a_request_follow_each_other_below_the_gateways_span() -> N
     assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 10
 
 
+def test_a_pull_of_kv_blocks_is_a_span_that_says_from_where_and_what_came_of_it() -> None:
+    parts = {"tokenize": 0.1, "pull": 0.15, "queue": 0.05, "prefill": 0.3, "first_token": 0.05}
+    one = finished(parts=parts, kv_source=KvSource("10.0.0.7:9021", True), engine=RequestTimings(0.05, 0.3, 0.15, 16))
+    _, _, pull, queue, *_ = kept(one).spans()
+    assert (pull.name, queue.name) == ("KV pull", "engine queue")
+    assert pull.end_ns - pull.start_ns == 150_000_000
+    assert pull.attributes == {
+        "penstock.tokens": 16,
+        "penstock.outcome": "incomplete",
+        "penstock.kv.source": "10.0.0.7:9021",
+        "penstock.kv.prefills": True,
+    }
+    _, _, whole, *_ = kept(one._replace(engine=RequestTimings(0.05, 0.3, 0.15, 16, True))).spans()
+    assert whole.attributes["penstock.outcome"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("one", "is_kept"),
     [
@@ -85,3 +103,26 @@ def test_what_cannot_be_kept_is_counted() -> None:
         traces.ended(finished())
     traces.ended(finished(route="models"))
     assert lost.value == 2
+
+
+def test_a_request_of_a_model_over_several_ranks_says_how_they_stood() -> None:
+    ranks = [RankFigures(0, memory_bytes=100, communication=0.25), RankFigures(1, memory_bytes=200, communication=0.5)]
+    out = Kept()
+    Traces(Roots(Sampling()), out, Counter(), lambda: rank_attributes("TP2", ranks)).ended(finished())
+    root, *parts = out.spans()
+    assert {name: value for name, value in root.attributes.items() if "rank" in name or "parallelism" in name} == {
+        "penstock.parallelism": "TP2",
+        "penstock.rank.memory_bytes": [100.0, 200.0],
+        "penstock.rank.communication": [0.25, 0.5],
+        "penstock.rank.communication_method": "measured",
+    }
+    assert not any("penstock.parallelism" in part.attributes for part in parts)
+
+
+def test_a_figure_that_one_rank_lacks_is_left_out_and_one_rank_has_none() -> None:
+    estimated = [RankFigures(0, mbu=0.5, communication=0.1, is_estimated=True), RankFigures(1, communication=0.1)]
+    found = rank_attributes("TP2", estimated)
+    assert "penstock.rank.mbu" not in found
+    assert found["penstock.rank.communication_method"] == "estimated"
+    assert rank_attributes("TP2", []) == {"penstock.parallelism": "TP2"}
+    assert rank_attributes("", []) == {}

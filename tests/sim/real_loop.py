@@ -44,22 +44,24 @@ class _Clock:
 
 
 class _Device:
-    """It takes as long as the profile says, one step after the other."""
+    """It takes as long as the profile says: of one stage one step after the other, of several each has one."""
 
     def __init__(self, profile: Profile, clock: _Clock) -> None:
-        self.overlaps = profile.overlaps
+        self.overlaps = profile.overlaps or profile.stages > 1
         self._profile = profile
         self._clock = clock
-        self._free_at = 0.0
+        self._free_at = [0.0] * profile.stages
 
     def submit(self, plan: StepPlan) -> StepHandle:
         profile = self._profile
         seconds = profile.cost.seconds(shape_of(plan)) + profile.copying_s(plan.copies)
-        self._free_at = max(self._clock.at, self._free_at) + seconds
+        end = self._clock.at
+        for stage, free_at in enumerate(self._free_at):
+            end = self._free_at[stage] = max(end, free_at) + seconds / profile.stages
         if not self.overlaps:
-            self._clock.at = self._free_at  # it returns when it is done
+            self._clock.at = end  # it returns when it is done
         chosen = [Sampled([0]) if piece.sample is not None else None for piece in plan.slices]
-        return _Running(StepResult(chosen), self._free_at, self._clock)
+        return _Running(StepResult(chosen), end, self._clock)
 
 
 class _Running:
@@ -108,7 +110,13 @@ def run_engine(profile: Profile, asked: Sequence[Asked]) -> tuple[dict[str, Seen
     budget = StepBudget(
         profile.chunk_tokens, target_s=profile.slo.tpot_s, floor=max(profile.block_tokens, profile.chunk_tokens // 8)
     )
-    scheduler = Scheduler(cache, budget, max_num_seqs=profile.max_sequences, patience_s=profile.slo.patience_s)
+    scheduler = Scheduler(
+        cache,
+        budget,
+        max_num_seqs=profile.max_sequences,
+        patience_s=profile.slo.patience_s,
+        num_batches=profile.stages,
+    )
     clock = _Clock()
     messages: list[tuple[float, ToEngine]] = [
         (

@@ -17,7 +17,9 @@ from tests.sim.real_loop import Asked, Seen, run_engine
 COST = StepCost(step_s=1e-3, weights_s=2e-3, token_s=20e-6, pair_s=1e-9, context_s=1e-6, sequence_s=5e-6)
 
 
-def profile(overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8, host_kv_tokens: int = 0) -> Profile:
+def profile(
+    overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8, host_kv_tokens: int = 0, stages: int = 1
+) -> Profile:
     return Profile(
         "small",
         COST,
@@ -29,6 +31,8 @@ def profile(overlaps: bool, kv_tokens: int = 8192, max_sequences: int = 8, host_
         overlaps=overlaps,
         slo=Slo(ttft_s=0.05, tpot_s=0.01),
         host_kv_tokens=host_kv_tokens,
+        devices=2 * stages,
+        stages=stages,
     )
 
 
@@ -113,6 +117,40 @@ def test_it_agrees_with_the_real_loop(asked: list[Asked], overlaps: bool, max_se
         assert replica.cache.loaded_tokens == scheduler.cache.loaded_tokens
         assert replica.cache.pool.num_free == replica.cache.pool.num_blocks
         assert replica.num_open == 0
+
+
+@settings(max_examples=examples(8))
+@given(
+    st.lists(prompts(), min_size=1, max_size=14, unique_by=lambda one: one.at_s),
+    st.integers(2, 4),
+    st.integers(2, 8),
+    st.sampled_from([0, 1024]),
+)
+def test_a_pipeline_agrees_with_the_real_loop(asked: list[Asked], stages: int, max_sequences: int, host: int) -> None:
+    small = profile(True, kv_tokens=2560, max_sequences=max_sequences, host_kv_tokens=host, stages=stages)
+    real, scheduler = run_engine(small, asked)
+    seen, replica, _ = simulate(small, asked, takes_many=True)
+    assert seen == real
+    assert replica.scheduler.counters == scheduler.counters
+    assert replica.cache.pool.counters == scheduler.cache.pool.counters
+    assert replica.num_open == 0
+
+
+def test_a_pipeline_serves_as_many_batches_as_it_has_stages_and_no_answer_sooner() -> None:
+    """A step of two sequences takes as long as one of eight, but for its context, and four are under way."""
+    asked = [Asked(0.0, 1, 200) for _ in range(8)]
+    alone = [Asked(0.0, 1, 200)]
+    ends = {
+        (stages, len(batch)): max(
+            one.end_s for one in simulate(profile(True, stages=stages), batch, takes_many=True)[0].values()
+        )
+        for stages in (1, 4)
+        for batch in (asked, alone)
+    }
+    assert ends[4, 1] == pytest.approx(ends[1, 1], rel=0.01)
+    assert 0.8 * ends[1, 8] < ends[4, 8] < ends[1, 8]
+    _, replica, _ = simulate(profile(True, stages=4), asked, takes_many=True)
+    assert replica.work_s < replica.busy_s
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

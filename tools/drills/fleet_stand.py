@@ -81,8 +81,14 @@ class RealFleet:
 
     @property
     def gateway(self) -> tuple[str, int]:
+        """Host and port, once it listens: a replica may be there before it."""
         log = self.home / "fleet" / "penstock" / "gateway" / "process" / "log"
-        found = re.search(r"penstock gateway at http://([^:]+):(\d+)", log.read_text())
+
+        def look() -> re.Match[str] | None:
+            text = log.read_text() if log.exists() else ""
+            return re.search(r"penstock gateway at http://([^:]+):(\d+)", text)
+
+        found = eventually(look)
         assert found is not None
         return found[1], int(found[2])
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from tests.server.replica import NAME
+from tests.template import ENGINE, engine_of, forking, started_by
 from tests.text.small import byte_level, load
 from tests.waiting import eventually
 
@@ -54,7 +55,7 @@ class Process:
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env=os.environ | environment,
+                env=os.environ | forking() | environment,
             )
         self.port = self._read_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -72,14 +73,18 @@ class Process:
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def signal(self, number: signal.Signals) -> None:
-        """To it and to its engine."""
+        """To it, to its workers and to its engine."""
+        engines = started_by(self.pid, ENGINE)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+        for engine in engines:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.send_signal(number)
 
     @contextlib.contextmanager
     def engine_stopped(self) -> Iterator[None]:
         """A replica's engine stands still; its server goes on."""
-        (engine,) = psutil.Process(self.pid).children()
+        engine = engine_of(self.pid)
         engine.suspend()
         try:
             yield

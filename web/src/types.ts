@@ -31,6 +31,19 @@ export interface Replica {
   version: string;
   source: "file" | "store" | "dns" | "";
   is_draining: boolean;
+  role: "both" | "prefill" | "decode";
+  parallelism: string; // TP2 PP2; empty: it has one rank, or does not say
+  ranks: Rank[];
+}
+
+export interface Rank {
+  rank: number;
+  node: string;
+  device: string; // the UUID of its GPU
+  memory_bytes: number;
+  mbu: number | null;
+  communication: number | null; // share of its steps' time
+  is_estimated: boolean;
 }
 
 export interface Queue {
@@ -123,6 +136,10 @@ export interface Decision {
   candidates: Candidate[];
   num_candidates: number;
   dropped: Record<string, string>;
+  source: string;
+  why: string;
+  pulled_tokens: number;
+  gain_s: number | null;
 }
 
 export type Value = number | null;

@@ -28,6 +28,7 @@ from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
 from penstock.core.request import Priority
 from penstock.core.slo import Slo
+from penstock.router.legs import SourceReason
 from penstock.router.load import expected_ttft_s
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
@@ -176,8 +177,9 @@ class Admission:
         """Its first token came: its prompt is no longer in front of anyone."""
         entry = self._ledger.get(request_id)
         if entry is not None and entry.started_at is None:
-            counted = _prefill_counted(entry, self._loads.base(entry.replica_id))
+            counted = _prefill_counted(entry, entry.sent_tokens, self._loads.base(entry.replica_id))
             self._loads.change(entry.replica_id, now, 0, -counted, 0)
+            self._leave_source(entry, now)
             entry.started_at = now
 
     def finished(self, request_id: str, now: float, used: Used | None = None) -> Entry | None:
@@ -198,12 +200,20 @@ class Admission:
         return entry
 
     def reroute(
-        self, request_id: str, now: float, avoid: frozenset[str], known_tokens: int, *, is_begun: bool = False
+        self,
+        request_id: str,
+        now: float,
+        avoid: frozenset[str],
+        known_tokens: int,
+        *,
+        is_begun: bool = False,
+        origin: str = "",
     ) -> Choice | None:
         """Another replica for an admitted request, before or after its first token; None: there is none.
 
         It does not wait again: it was let in once, and goes to the best of those with room, or else of all. One that
         has begun goes to a replica whose breaker is open rather than nowhere: that may fail, an end surely does.
+        `origin`: the replica that has made `known_tokens` of it; if that drains, their KV is pulled from there.
         """
         entry = self._ledger.get(request_id)
         if entry is None:
@@ -218,10 +228,12 @@ class Admission:
         if choice.replica is None:
             return None
         self._leave_replica(entry, now, None)
+        self._add_source(request, choice, now)
+        if is_begun and (moved_from := self._loads.base(origin)) is not None:
+            self.router.add_origin(request, choice, moved_from, known_tokens)
         entry.replica_id, entry.sent_at = choice.replica.id, now
-        entry.sent_tokens, entry.started_at = known_tokens - choice.saved_tokens, None
-        self._loads.change(entry.replica_id, now, 1, entry.sent_tokens, request.kv_tokens)
-        self.router.routed(request, choice, now)
+        entry.sent_tokens, entry.started_at = _prefill_tokens(choice, known_tokens, request.prompt_tokens), None
+        self._send(entry, choice, now)
         return choice
 
     def has_other(self, request_id: str, now: float, avoid: frozenset[str]) -> bool:
@@ -274,7 +286,35 @@ class Admission:
                     dropped[replica.id] = reason
             if free:
                 return self.router.pick_among(request, free, now, dropped)
-        return None
+        return self._choose_split(request, usable, now, ceiling, places_kept, dropped)
+
+    def _choose_split(
+        self,
+        request: EdgeRequest,
+        usable: Sequence[ReplicaSnapshot],
+        now: float,
+        ceiling: float,
+        places_kept: float,
+        dropped: dict[str, str],
+    ) -> Choice | None:
+        """A pick among replicas that have room for the answer, and prompts enough in front of this one, if another
+        computes it; None: none does."""
+        crowded = [
+            one
+            for one in usable
+            if one.kv_address
+            and dropped.get(one.id) == "prefill"
+            and blocked_by(request, one, ceiling, places_kept, one.prefill_queued) is None
+        ]
+        if not crowded:
+            return None
+        choice = self.router.pick_among(request, crowded, now, dropped)
+        self._add_source(request, choice, now)
+        if choice.source is None or not choice.source.prefills:
+            return None
+        for one in crowded:
+            del dropped[one.id]
+        return choice
 
     def _dispatch(self, model: _Model, now: float) -> None:
         """Send what has room, in order. A line that is held back for the sake of others is looked past; at one that
@@ -295,12 +335,15 @@ class Admission:
 
     def _admit(self, model: _Model, request: EdgeRequest, choice: Choice, since: float, now: float) -> Admit:
         assert choice.replica is not None
-        replica, tokens = choice.replica, request.prompt_tokens - choice.saved_tokens
+        self._add_source(request, choice, now)
+        replica, source = choice.replica, choice.source
+        tokens = _prefill_tokens(choice, request.prompt_tokens, request.prompt_tokens)
         waited_s = now - since
-        ttft_s = waited_s + expected_ttft_s(request, replica, choice.saved_tokens)
-        self._ledger.enter(Entry(request, replica.id, now, ttft_s, now, tokens))
-        self._loads.change(replica.id, now, 1, tokens, request.kv_tokens)
-        self.router.routed(request, choice, now)
+        sent_s = expected_ttft_s(request, replica, choice.saved_tokens) if source is None else source.ttft_s
+        ttft_s = waited_s + sent_s
+        entry = Entry(request, replica.id, now, ttft_s, now, tokens)
+        self._ledger.enter(entry)
+        self._send(entry, choice, now)
         model.shares.hold(request.tenant)
         return Admit(request, choice, replica.id, waited_s, ttft_s)
 
@@ -381,21 +424,52 @@ class Admission:
             refused = self._refuse(queue, item.request, reason, retry_s, now)
             self._news.append(replace(refused, is_expected=eta_s is not None))
 
+    def _add_source(self, request: EdgeRequest, choice: Choice, now: float) -> None:
+        """A replica without room for the request may still hold its prompt, or compute it."""
+        if choice.replica is not None and choice.replica.kv_address:
+            replicas = self._loads.of_model(request.model)
+            self.router.add_source(request, choice, replicas, now, self.slo(request.model))
+
+    def _send(self, entry: Entry, choice: Choice, now: float) -> None:
+        """Counts a request at the replica that answers it, and its prompt at the one that computes it."""
+        self._loads.change(entry.replica_id, now, 1, entry.sent_tokens, entry.request.kv_tokens)
+        if (source := choice.source) is not None and source.prefills:
+            entry.source_id, entry.source_tokens = source.replica.id, source.computed_tokens
+            self._loads.change(entry.source_id, now, 1, entry.source_tokens, entry.request.prompt_tokens)
+        self.router.routed(entry.request, choice, now)
+
+    def _leave_source(self, entry: Entry, now: float) -> None:
+        """The prompt is computed, or nobody waits for it any more."""
+        if not entry.source_id:
+            return
+        counted = _prefill_counted(entry, entry.source_tokens, self._loads.base(entry.source_id))
+        self._loads.change(entry.source_id, now, -1, -counted, -entry.request.prompt_tokens)
+        entry.source_id, entry.source_tokens = "", 0
+
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
         """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""
+        self._leave_source(entry, now)
         replica, kv = self._loads.base(entry.replica_id), entry.request.kv_tokens
         if replica is None:
             return
         if replica.taken_at >= entry.sent_at:
             growth = int(replica.mean_output_tokens / 2)
             kv = min(kv, (sum(used) if used is not None else entry.sent_tokens) + growth)
-        self._loads.change(entry.replica_id, now, -1, -_prefill_counted(entry, replica), -kv)
+        self._loads.change(entry.replica_id, now, -1, -_prefill_counted(entry, entry.sent_tokens, replica), -kv)
 
 
-def _prefill_counted(entry: Entry, replica: ReplicaSnapshot | None) -> int:
-    """How much of its prompt is in what we believe its replica has to prefill: all, or what was left of it, by the
-    replica's speed, when the last snapshot was taken."""
+def _prefill_tokens(choice: Choice, known_tokens: int, prompt_tokens: int) -> int:
+    """Tokens that are left to prefill for the replica that answers, of so many."""
+    if (source := choice.source) is None:
+        return known_tokens - choice.saved_tokens
+    has_all = source.reason is SourceReason.MOVED
+    return source.rest_tokens if has_all else source.rest_tokens + known_tokens - prompt_tokens
+
+
+def _prefill_counted(entry: Entry, sent_tokens: int, replica: ReplicaSnapshot | None) -> int:
+    """How much of its prompt is in what we believe a replica has to prefill: all that it was sent, or what was left of
+    it, by the replica's speed, when the last snapshot was taken."""
     if replica is None or entry.started_at is not None:
         return 0
     age_s = replica.taken_at - entry.sent_at
-    return max(0, entry.sent_tokens - int(replica.prefill_tokens_per_s * age_s)) if age_s > 0 else entry.sent_tokens
+    return max(0, sent_tokens - int(replica.prefill_tokens_per_s * age_s)) if age_s > 0 else sent_tokens

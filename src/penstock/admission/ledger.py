@@ -27,6 +27,8 @@ class Entry(msgspec.Struct, gc=False):
     sent_at: float  # to its present replica
     sent_tokens: int  # what that replica had to prefill: after a move, more than the prompt
     started_at: float | None = None  # its first token
+    source_id: str = ""  # of the replica that computes its prompt for the present one; empty: none does
+    source_tokens: int = 0  # what that has to prefill
 
 
 class Ledger:

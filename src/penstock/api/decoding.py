@@ -64,7 +64,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(error, decoder.type) from None
+        raise explain(error, decoder.type) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except UnicodeDecodeError:
@@ -129,7 +129,8 @@ _MAX_ECHO = 100  # characters of the client's own words that an error repeats
 _MAX_WORDS = 200  # of msgspec's, where it says what is not known here
 
 
-def _explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
+def explain(error: msgspec.ValidationError, cls: type) -> InvalidRequest:
+    """The error of a body that is no `cls`, in words."""
     said = str(error)
     if len(said) > 2 * _MAX_PROBLEM:  # the path is at its end, and made of this module's own words
         said = f"{said[:_MAX_PROBLEM]}{said[-_MAX_PROBLEM:]}"

@@ -43,9 +43,13 @@ def is_foreign_page(headers: Headers, allowed: Collection[str] = ()) -> bool:
 
 
 class PageGuard:
-    """A guard of a server that listens on `host`. `allowed_hosts`: names by which browsers and others may call it."""
+    """A guard of a server that listens on `host`. `allowed_hosts`: names by which browsers and others may call it;
+    `allowed_origins`: those of pages that may use it (`http.cors`)."""
 
-    def __init__(self, host: str = "127.0.0.1", allowed_hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", allowed_hosts: Iterable[str] = (), allowed_origins: Iterable[str] = ()
+    ) -> None:
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in allowed_origins)
         self._allowed = frozenset(name.lower() for name in allowed_hosts)
         self._names = self._allowed | {"localhost", host.lower()}
         # Beyond this machine a server has names that only its operator knows.
@@ -53,11 +57,14 @@ class PageGuard:
 
     def check(self, headers: Headers) -> None:
         """Raises PermissionDenied for a request that a foreign page sent, or may have sent."""
-        if is_foreign_page(headers, self._allowed):
-            raise PermissionDenied("web pages of other origins may not use this server; allowed_hosts names others")
+        if is_foreign_page(headers, self._allowed) and not self._is_allowed(headers.get(b"origin")):
+            raise PermissionDenied("web pages of other origins may not use this server; allowed_origins names others")
         host = _text(headers.get(b"host", b""))
         if host and not self._takes_any_name and not self._is_own(_name(host)):
             raise PermissionDenied("this server is called by its address, as localhost, or by a name in allowed_hosts")
+
+    def _is_allowed(self, origin: bytes | None) -> bool:
+        return origin is not None and ("*" in self._origins or _text(origin) in self._origins)
 
     def _is_own(self, name: str) -> bool:
         return name in self._names or _is_address(name)

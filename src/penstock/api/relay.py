@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.core.request import Cost, Priority
+from penstock.core.request import Cost, KvSource, Priority
 
 HEADER = "x-penstock"  # from a gateway: one of the two
 STREAM = "stream"  # the body is the client's; a streamed answer is to be relayed
@@ -41,10 +41,12 @@ SECRET_VARIABLE = "PENSTOCK_GATEWAY_SECRET"  # where a replica and the gateway t
 NAMESPACE_HEADER = "x-penstock-namespace"  # from a gateway: whose prefixes these are, and nobody else's
 WATERMARK_HEADER = "x-penstock-watermark"  # from a gateway: the name of what its tenant's answers are marked with
 TENANT_HEADER = "x-penstock-tenant"  # from a gateway: a `Tenancy`
+KV_SOURCE_HEADER = "x-penstock-kv-source"  # from a gateway: a `KvSource`, as host:port or host:port;prefill
 GIVE_BACK_PATH = "/v1/penstock/give_back"  # from a gateway to a replica that drains: a `GiveBack`
 COST_HEADER = "x-penstock-cost"  # to a gateway, of an answer that is not streamed: as in the comment
 
 TokenIds = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
+_PREFILL = "prefill"
 _CARRY_ON = b": carry on: "
 _COST = b": cost "
 _MAX_COST_S = 1e12  # what says more of one request is no measurement, and no store could hold a few of them
@@ -142,6 +144,19 @@ def read_tenant(value: str) -> Tenancy:
     if tenant is None or not 0 < tenant.weight < inf:
         raise InvalidRequest(f"{TENANT_HEADER}: expected a name, a weight above 0 and a class of 0 to 2") from None
     return tenant
+
+
+def read_kv_source(value: str) -> KvSource:
+    """The source that `KV_SOURCE_HEADER` names. Raises InvalidRequest."""
+    address, _, mode = value.partition(";")
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16) or mode not in ("", _PREFILL):
+        raise InvalidRequest(f"{KV_SOURCE_HEADER}: expected host:port, or host:port;{_PREFILL}")
+    return KvSource(address, mode == _PREFILL)
+
+
+def write_kv_source(source: KvSource) -> str:
+    return f"{source.address};{_PREFILL}" if source.prefills else source.address
 
 
 # -- the replica writes

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import astuple, fields
 
 from penstock.core.measurements import EngineMeasurements
+from penstock.core.settings import Role
 
 
 class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
@@ -37,6 +38,9 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterNews, ...] = ()
     startup_s: dict[str, float] | None = None  # of its last start, phase by phase; None: it has not ended
     can_park: bool = False  # its device's memory can be given back
+    role: Role = "both"
+    kv_port: int = 0  # of its KV transfer; 0: it has none
+    kv_layout: str = ""  # KV blocks go between replicas whose layout is the same
     measured: EngineMeasurements = EngineMeasurements()
 
     @property

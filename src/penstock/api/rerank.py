@@ -10,6 +10,8 @@ from msgspec import Meta
 from penstock.api.decoding import Refused, WireStruct, decode
 from penstock.api.openai.embeddings import KeepFirst, encode, text_usage
 
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")  # Jina's, Cohere's, vLLM's
+SCORE_PATHS = ("/v1/score", "/score")
 MAX_DOCUMENTS = 1000
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -32,24 +34,49 @@ class RerankRequest(WireStruct):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
+Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
 class ScoreRequest(WireStruct):
+    """vLLM has two pairs of names for the texts, its first one and its newer one."""
+
     model: Annotated[str, Meta(min_length=1)]
-    text_1: Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
-    text_2: Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
     truncate_prompt_tokens: KeepFirst | None = None
     user: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.text_1, list) and isinstance(self.text_2, str):
-            raise Refused("text_2", "is one text, so text_1 must be one too; give it as often as text_1 has texts")
-        if isinstance(self.text_1, list) and len(self.text_1) not in (1, len(self.text_2)):
-            raise Refused("text_1", f"has {len(self.text_1)} texts and text_2 has {len(self.text_2)}: as many, or one")
+        first, second = self._names()
+        for name in ("text_1", "text_2", "queries", "documents"):
+            if (getattr(self, name) is not None) != (name in (first, second)):
+                is_missing = name in (first, second)
+                raise Refused(name, "is required" if is_missing else f"cannot go with {first} and {second}")
+        firsts, others = getattr(self, first), getattr(self, second)
+        if isinstance(firsts, list) and isinstance(others, str):
+            raise Refused(second, f"is one text, so {first} must be one too; give it as often as {first} has texts")
+        if isinstance(firsts, list) and len(firsts) not in (1, len(others)):
+            raise Refused(first, f"has {len(firsts)} texts and {second} has {len(others)}: as many, or one")
+
+    def firsts(self) -> list[str]:
+        """First texts: as many as the others, or one for all."""
+        return _listed(getattr(self, self._names()[0]))
 
     def pairs(self) -> list[tuple[str, str]]:
-        others = [self.text_2] if isinstance(self.text_2, str) else self.text_2
-        firsts = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        firsts, others = self.firsts(), _listed(getattr(self, self._names()[1]))
         return list(zip(firsts * len(others) if len(firsts) == 1 else firsts, others, strict=True))
+
+    def _names(self) -> tuple[str, str]:
+        has_first_names = self.text_1 is not None or self.text_2 is not None
+        has_newer_names = self.queries is not None or self.documents is not None
+        return ("queries", "documents") if has_newer_names and not has_first_names else ("text_1", "text_2")
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 _RERANK, _SCORE = msgspec.json.Decoder(RerankRequest), msgspec.json.Decoder(ScoreRequest)

@@ -19,7 +19,25 @@ Positive = Annotated[float, Meta(gt=0)]
 
 # Between GPUs that have no link of their own: PCIe 4 with 16 lanes, one direction, and an all-reduce of a few KB
 # (assumed, as for the GPUs of hardware.toml that have nothing else).
-PCIE_GB_S, PCIE_LATENCY_US = 32.0, 30.0
+PCIE, PCIE_GB_S, PCIE_LATENCY_US = "PCIe", 32.0, 30.0
+
+
+@dataclass(frozen=True)
+class Network:
+    """A way between nodes. Bandwidth is of one adapter, in one direction."""
+
+    name: str
+    gb_s: float
+    latency_us: float  # of a message, or an all-reduce of a few KB, between a GPU and one of another node
+    is_shared: bool = False  # the GPUs of a node have one adapter together, and not one each
+
+
+# InfiniBand: a small all-reduce of two GPUs of two nodes was published as 19 to 20 us (NVIDIA/nccl-tests #150), and NDR
+# adapters as 46 to 48 GB/s of their 50 (NVIDIA/nccl-tests #290). Ethernet: assumed, as TCP through the host.
+NETWORKS = {
+    "ib400": Network("InfiniBand 400 Gb/s", gb_s=50.0, latency_us=20.0),
+    "100gbe": Network("100 GbE", gb_s=12.5, latency_us=60.0, is_shared=True),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,10 @@ class Gpu:
     link_latency_us: Annotated[float, Meta(ge=0)]
     network_gb_s: Positive
     per_node: Annotated[int, Meta(ge=1)]
-    network_latency_us: Annotated[float, Meta(ge=0)] = 30.0
+    network_latency_us: Annotated[float, Meta(ge=0)] = 20.0
+    shares_network: bool = False
+    link: str = PCIE
+    network: str = ""
     measured: Peaks | None = None
 
     @property
@@ -66,9 +87,24 @@ class Gpu:
         """The same GPU in a machine that joins its GPUs by PCIe alone."""
         return replace(
             self,
+            link=PCIE,
             link_gb_s=min(self.link_gb_s, PCIE_GB_S),
             link_latency_us=max(self.link_latency_us, PCIE_LATENCY_US),
         )
+
+    def over(self, network: Network) -> Gpu:
+        """The same GPU in nodes that this network joins."""
+        return replace(
+            self,
+            network=network.name,
+            network_gb_s=network.gb_s,
+            network_latency_us=network.latency_us,
+            shares_network=network.is_shared,
+        )
+
+    @property
+    def network_name(self) -> str:
+        return self.network or f"{8 * self.network_gb_s:g} Gb/s network"
 
     def supports(self, formats: Formats) -> bool:
         """8-bit floats are for GPUs that have them; what else a GPU does not have it widens."""

@@ -61,11 +61,13 @@ def memory_in(
     weight_bytes = -(-model.stored_bytes // stages)
     # In a layer: its input and output, and the two halves of the MLP. At the end: logits, and their softmax, in fp32.
     width = 4 * config.hidden_size + 2 * _widest(own)
+    if parallelism.sp > 1:  # queries of the group, and what was found for them: before, on the way and behind
+        width += 4 * parallelism.sp * own.num_heads * own.head_dim
     logits_bytes = 2 * 4 * max_num_seqs * own.vocab_size
     step_bytes = RESERVED_BYTES + int(chunk_tokens * width * BYTES[formats.dtype]) + logits_bytes
     left_bytes = max(0, room_bytes - weight_bytes - step_bytes)
     token_bytes = model.kv_bytes_per_token // stages or 1
-    kv_tokens = left_bytes // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+    kv_tokens = left_bytes // token_bytes * parallelism.sp // BLOCK_TOKENS * BLOCK_TOKENS
     return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens)
 
 

@@ -67,9 +67,12 @@ class ModelBytes:
 
 def experts_read(experts: Experts | None, tokens: float) -> float:
     """The share of the experts that a step of so many tokens needs, if each token's are drawn evenly."""
-    if experts is None:
-        return 1.0
-    return float(1.0 - (1.0 - experts.per_token / experts.count) ** tokens)
+    return share_read(experts.per_token / experts.count if experts is not None else 1.0, tokens)
+
+
+def share_read(of_token: float, tokens: float) -> float:
+    """The same, of experts of which each token is given this share."""
+    return float(1.0 - (1.0 - of_token) ** tokens)
 
 
 def pairs(start: int, end: int) -> int:

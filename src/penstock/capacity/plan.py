@@ -22,7 +22,6 @@ from penstock.core.parallelism import Parallelism
 
 HOURS_PER_MONTH = 730
 MAX_STAGES = 16
-PIPELINES = frozenset({"vllm"})  # engines whose replicas may be pipelines
 
 
 @dataclass(frozen=True)
@@ -96,16 +95,15 @@ def cheapest(case: Case, setup: Setup, gpus: Iterable[str]) -> Layout | None:
 def _parallelisms(case: Case, setup: Setup) -> Iterator[Parallelism]:
     """Per width of tensor parallelism, the fewest stages that hold the weights; more where memory may be what binds."""
     if setup.parallelism is not None:
-        if setup.parallelism.tp <= case.hardware[setup.gpu].per_node:
-            yield setup.parallelism
+        yield setup.parallelism
         return
     wanted = case.max_num_seqs * case.demand.profile.context
-    max_stages = min(MAX_STAGES, case.config.num_layers) if case.engine in PIPELINES else 1
-    for width in _widths(case, case.hardware[setup.gpu].per_node):
+    max_stages = min(MAX_STAGES, case.config.num_layers)
+    for width in widths(case, case.hardware[setup.gpu].per_node):
         stages = 1
         while stages <= max_stages:
             each = replace(width, pp=stages)
-            kv_tokens = _memory(case, setup, each).kv_tokens
+            kv_tokens = replica_memory(case, setup, each).kv_tokens
             if kv_tokens or stages == 1:
                 yield each
             if kv_tokens >= wanted:
@@ -113,8 +111,8 @@ def _parallelisms(case: Case, setup: Setup) -> Iterator[Parallelism]:
             stages *= 2
 
 
-def _widths(case: Case, most: int) -> Iterator[Parallelism]:
-    """Within a node, by powers of two: what is left of its GPUs is then another replica's."""
+def widths(case: Case, most: int) -> Iterator[Parallelism]:
+    """Sizes of tensor parallelism up to `most`, by powers of two: other GPUs of a node are another replica's."""
     tp = 1
     while tp <= most:
         if case.engine == "penstock":
@@ -126,7 +124,7 @@ def _widths(case: Case, most: int) -> Iterator[Parallelism]:
         tp *= 2
 
 
-def _memory(case: Case, setup: Setup, parallelism: Parallelism) -> Memory:
+def replica_memory(case: Case, setup: Setup, parallelism: Parallelism) -> Memory:
     return memory_of(
         case.config,
         case.hardware[setup.gpu],
@@ -138,17 +136,18 @@ def _memory(case: Case, setup: Setup, parallelism: Parallelism) -> Memory:
 
 
 def engine_of(case: Case, setup: Setup, parallelism: Parallelism) -> Engine:
-    """Of the micro-batches that are on their way through a pipeline, one: it has its share of the cache."""
+    """One of the micro-batches that are on their way through a pipeline: it has its share of the cache and of the
+    sequences."""
     demand = case.demand if setup.uses_prefix_cache else replace(case.demand, prefix_share=0.0)
     gpu, constants = case.hardware[setup.gpu], ENGINES[case.engine]
     cost = StepCost(case.config, gpu, constants, formats=setup.formats, parallelism=parallelism)
-    kv_tokens = _memory(case, setup, parallelism).kv_tokens // parallelism.pp
-    limits = Limits(kv_tokens, case.max_num_seqs, case.chunk_tokens)
+    kv_tokens = replica_memory(case, setup, parallelism).kv_tokens // parallelism.pp
+    limits = Limits(kv_tokens, max(1, case.max_num_seqs // parallelism.pp), case.chunk_tokens)
     return Engine(cost, demand.profile, limits, demand.target)
 
 
 def _judge(case: Case, setup: Setup, parallelism: Parallelism) -> Layout:
-    memory = _memory(case, setup, parallelism)
+    memory = replica_memory(case, setup, parallelism)
     context = case.demand.profile.context
     layout = Layout(setup, parallelism, memory, int(memory.kv_tokens // context), 0.0, "weights")
     if memory.kv_tokens == 0:

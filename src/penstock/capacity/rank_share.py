@@ -19,10 +19,11 @@ def rank_config(config: ModelConfig, parallelism: Parallelism) -> ModelConfig:
     tp = parallelism.tp
     if tp == 1:
         return config
-    kv_heads = max(1, _share(config.num_kv_heads, tp))
+    kv_heads = max(1, _share(config.num_kv_heads, tp // parallelism.sp))  # of which it keeps one token in `sp`
     # Queries follow their keys; where several ranks have the same keys, they share these queries evenly.
     group = config.num_heads // config.num_kv_heads
-    heads = kv_heads * group if tp <= config.num_kv_heads else _share(config.num_heads, tp)
+    follow_keys = tp <= config.num_kv_heads and parallelism.sp == 1
+    heads = kv_heads * group if follow_keys else _share(config.num_heads, tp)
     return replace(
         config,
         num_heads=heads,

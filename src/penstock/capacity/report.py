@@ -6,6 +6,17 @@ from collections.abc import Sequence
 
 from penstock.capacity.changes import Outcome, Price
 from penstock.capacity.demand import Demand
+from penstock.capacity.figures import (
+    in_cents,
+    in_dollars,
+    in_gib,
+    in_kib,
+    in_ms,
+    in_percent,
+    lengths_in_words,
+    target_in_words,
+    three_figures,
+)
 from penstock.capacity.formats import SHORT, Formats
 from penstock.capacity.hardware import Gpu
 from penstock.capacity.memory import MEMORY_FRACTION
@@ -15,7 +26,6 @@ from penstock.capacity.steady import MAX_UTILISATION
 from penstock.core.model_config import ModelConfig
 from penstock.terminal.tables import aligned
 
-GIB = 2**30
 SAME, SHOWN = (
     0.995,
     3.0,
@@ -42,9 +52,9 @@ def head(case: Case, name: str, formats: Formats) -> str:
         (
             f"model     {name}: {_parameters(config)}, {config.num_layers} layers, "
             f"{config.num_heads} heads over {config.num_kv_heads} of keys and values",
-            f"          {formats}: weights {_gib(model.stored_bytes)}, KV cache {_kib(model)} a token",
-            f"asked     {_figures(demand.rate)} requests/s; {_lengths(demand)}",
-            f"          {_target(demand)}",
+            f"          {formats}: weights {in_gib(model.stored_bytes)}, KV cache {in_kib(model)} a token",
+            f"asked     {three_figures(demand.rate)} requests/s; {lengths_in_words(demand)}",
+            f"          {target_in_words(demand)}",
         )
     )
 
@@ -66,20 +76,21 @@ def need(case: Case, layout: Layout) -> str:
     spare = f", {case.num_spare} of them spare" if case.num_spare else ""
     tpot = "no TPOT: one token each"
     if expected.tpot_p50_s is not None and expected.tpot_p_s is not None:
-        tpot = f"TPOT {_ms(expected.tpot_p50_s)} p50, {_ms(expected.tpot_p_s)} {percent}"
+        tpot = f"TPOT {in_ms(expected.tpot_p50_s)} p50, {in_ms(expected.tpot_p_s)} {percent}"
     return "\n".join(
         (
             f"YOU NEED  {layout.num_gpus:,} x {setup.gpu}: {_replicas(layout)} of "
             f"{_gpus(layout)} ({layout.parallelism.short}){spare}, {setup.formats}",
-            f"cost      {_money(layout.cost_per_month)} a month; {_tokens_cost(demand, layout)}",
-            f"expected  TTFT {_ms(expected.ttft_p50_s)} p50, {_ms(expected.ttft_p_s)} {percent}; {tpot}",
-            f"replica   carries {_figures(layout.rate_per_replica)} requests/s within the targets and gets "
-            f"{_figures(each)}; what stands against more is {BOUNDS[layout.bound]}",
-            f"          {_figures(each * per.prompt_tokens)} prompt and {_figures(each * per.output_tokens)} output "
-            f"tokens/s, {expected.num_decodes * layout.parallelism.pp:.0f} sequences at once, "
-            f"{_percent(expected.utilisation)} of what its GPUs can do",
-            f"memory    of a GPU: weights {_gib(layout.memory.weight_bytes)}, steps {_gib(layout.memory.step_bytes)}, "
-            f"KV {_gib(layout.memory.kv_bytes)}",
+            f"cost      {in_dollars(layout.cost_per_month)} a month; {_tokens_cost(demand, layout)}",
+            f"expected  TTFT {in_ms(expected.ttft_p50_s)} p50, {in_ms(expected.ttft_p_s)} {percent}; {tpot}",
+            f"replica   carries {three_figures(layout.rate_per_replica)} requests/s within the targets and gets "
+            f"{three_figures(each)}; what stands against more is {BOUNDS[layout.bound]}",
+            f"          {three_figures(each * per.prompt_tokens)} prompt and "
+            f"{three_figures(each * per.output_tokens)} output tokens/s, "
+            f"{expected.num_decodes * layout.parallelism.pp:.0f} sequences at once, "
+            f"{in_percent(expected.utilisation)} of what its GPUs can do",
+            f"memory    of a GPU: weights {in_gib(layout.memory.weight_bytes)}, "
+            f"steps {in_gib(layout.memory.step_bytes)}, KV {in_gib(layout.memory.kv_bytes)}",
             f"          a replica holds {layout.memory.kv_tokens:,} tokens of KV: {layout.num_sequences:,} sequences",
         )
     )
@@ -94,12 +105,12 @@ def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:
         rows.append(
             [
                 each.parallelism.short,
-                _gib(each.memory.weight_bytes),
+                in_gib(each.memory.weight_bytes),
                 f"{each.num_sequences:,}",
-                _ms(each.alone.ttft_p_s) if each.alone else "",
-                _figures(each.rate_per_replica) if each.is_possible else "",
+                in_ms(each.alone.ttft_p_s) if each.alone else "",
+                three_figures(each.rate_per_replica) if each.is_possible else "",
                 f"{each.num_gpus:,}" if each.is_possible else "",
-                _money(each.cost_per_month) if each.is_possible else "",
+                in_dollars(each.cost_per_month) if each.is_possible else "",
                 "chosen: the cheapest" if is_chosen else _why_not(each),
             ]
         )
@@ -108,7 +119,9 @@ def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:
     keeps = next((each for each in judged if each.cost_per_month < sane), None)
     said = f"Smallest that fits: {fits.parallelism.short if fits else 'none'}. "
     if keeps:
-        said += f"Smallest that keeps the targets: {keeps.parallelism.short}, {_money(keeps.cost_per_month)} a month. "
+        said += (
+            f"Smallest that keeps the targets: {keeps.parallelism.short}, {in_dollars(keeps.cost_per_month)} a month. "
+        )
     return f"Parallelism on {chosen.setup.gpu}\n{table(rows)}\n{said}Chosen: {chosen.parallelism.short}."
 
 
@@ -117,14 +130,14 @@ def formats_table(case: Case, found: Sequence[tuple[Formats, Layout | None]], gp
     for formats, layout in found:
         model = ModelBytes(case.config, formats)
         names = [SHORT.get(each, each) for each in (formats.weights, formats.kv)]
-        sizes = [_gib(model.stored_bytes), _kib(model)]
+        sizes = [in_gib(model.stored_bytes), in_kib(model)]
         plan = ["does not keep the targets", "", "", ""]
         if layout:
             plan = [
                 layout.parallelism.short,
                 f"{layout.num_sequences:,}",
                 f"{layout.num_gpus:,}",
-                _money(layout.cost_per_month),
+                in_dollars(layout.cost_per_month),
             ]
         rows.append([*names, *sizes, *plan])
     return f"Number formats on {gpu}\n{table(rows)}"
@@ -144,14 +157,18 @@ def alternatives_table(chosen: Layout, found: Sequence[Outcome]) -> str:
 
 
 def path_table(name: str, start: str, start_cost: float, goal: float, steps: Sequence[Outcome]) -> str:
-    rows = [["", "GPUs", "replicas", "a month", "saves", "in return"], [name, start, "", _money(start_cost), "", ""]]
+    rows = [
+        ["", "GPUs", "replicas", "a month", "saves", "in return"],
+        [name, start, "", in_dollars(start_cost), "", ""],
+    ]
     cost = start_cost
     for number, each in enumerate(steps, 1):
         rows.append([f"{number} {each.change.name}", *_saving(each, cost)])
         cost = each.layout.cost_per_month
-    saved = f"{_money(cost)} a month, {_percent(1 - cost / start_cost)} less"
+    saved = f"{in_dollars(cost)} a month, {in_percent(1 - cost / start_cost)} less"
     verdict = f"Reached: {saved}." if cost <= goal else f"Not reached: {saved}, is the least that was found."
-    return f"From {_money(start_cost)} to {_money(goal)} a month, one step after the other\n{table(rows)}\n{verdict}"
+    title = f"From {in_dollars(start_cost)} to {in_dollars(goal)} a month, one step after the other"
+    return f"{title}\n{table(rows)}\n{verdict}"
 
 
 def assumptions(case: Case, layout: Layout) -> str:
@@ -164,12 +181,13 @@ def assumptions(case: Case, layout: Layout) -> str:
         "other GPUs, and several per replica, by the same constants: not measured",
         "latency: prompts queue (M/G/1) before a batching engine, arrivals are Poisson's, replicas are filled evenly; "
         "TTFT is the engine's, without the network",
-        f"memory: {_percent(MEMORY_FRACTION)} of each GPU is used; a step has at most {case.max_num_seqs} sequences "
+        f"memory: {in_percent(MEMORY_FRACTION)} of each GPU is used; a step has at most {case.max_num_seqs} sequences "
         f"and {case.chunk_tokens:,} tokens",
     ]
     if share:
         lines.append(
-            f"{_percent(share)} of prompt tokens are in the cache of the replica that is asked; that saves no KV memory"
+            f"{in_percent(share)} of prompt tokens are in the cache of the replica that is asked; that saves no KV "
+            "memory"
         )
     if layout.parallelism.num_ranks > 1:
         latency = f"{gpu.link_latency_us:g} µs for each all-reduce"
@@ -178,11 +196,17 @@ def assumptions(case: Case, layout: Layout) -> str:
         )
     if layout.parallelism.ep > 1:
         lines.append("experts are chosen evenly: a rank whose experts are asked for more often is not waited for")
+    if layout.parallelism.sp > 1:
+        lines.append("ranks that share out tokens exchange queries and results in every layer; nothing of it overlaps")
     if layout.parallelism.pp > 1:
         lines.append("a pipeline has as many micro-batches under way as stages, and no stage waits")
     if case.config.windows:
         lines.append("sliding windows are ignored: every layer keeps and reads the whole context (an upper bound)")
-    return "Assumed\n" + "\n".join(f"  - {line}" for line in lines)
+    return listed("Assumed", lines)
+
+
+def listed(title: str, lines: Sequence[str]) -> str:
+    return f"{title}\n" + "\n".join(f"  - {line}" for line in lines)
 
 
 def hardware_table(hardware: dict[str, Gpu]) -> str:
@@ -205,8 +229,8 @@ def _saving(outcome: Outcome, before: float) -> list[str]:
     return [
         f"{layout.num_gpus:,} x {layout.setup.gpu}",
         f"{layout.num_replicas:,} {layout.parallelism.short}",
-        _money(layout.cost_per_month),
-        f"{_percent(saved)}" if saved >= 0 else f"costs {_percent(-saved)} more",
+        in_dollars(layout.cost_per_month),
+        f"{in_percent(saved)}" if saved >= 0 else f"costs {in_percent(-saved)} more",
         "; ".join(part for part in (IN_RETURN[change.price], change.note) if part),
     ]
 
@@ -223,29 +247,12 @@ def _why_not(layout: Layout) -> str:
     }[layout.bound]
 
 
-def _lengths(demand: Demand) -> str:
-    per = demand.profile
-    spread = "" if len(set(demand.lengths)) == 1 else " on average"
-    shared = f", {_percent(demand.prefix_share)} of the prompt cached" if demand.prefix_share else ""
-    return f"prompts of {_tokens(per.prompt_tokens)} tokens{shared}, outputs of {_tokens(per.output_tokens)}{spread}"
-
-
-def _tokens(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def _target(demand: Demand) -> str:
-    target = demand.target
-    parts = [f"{name} {_ms(value)}" for name, value in (("TTFT", target.ttft_s), ("TPOT", target.tpot_s)) if value]
-    return f"{100 * target.percentile:g} % within {' and '.join(parts)}" if parts else "no latency target: batch"
-
-
 def _tokens_cost(demand: Demand, layout: Layout) -> str:
     per = demand.profile
     thousands = demand.rate * 3600 * HOURS_PER_MONTH / 1000
     both = layout.cost_per_month / (thousands * (per.prompt_tokens + per.output_tokens))
     output = layout.cost_per_month / (thousands * per.output_tokens)
-    return f"{_cents(both)} per 1,000 tokens, {_cents(output)} per 1,000 of output"
+    return f"{in_cents(both)} per 1,000 tokens, {in_cents(output)} per 1,000 of output"
 
 
 def _replicas(layout: Layout) -> str:
@@ -255,32 +262,3 @@ def _replicas(layout: Layout) -> str:
 def _gpus(layout: Layout) -> str:
     count = layout.parallelism.num_ranks
     return "one GPU" if count == 1 else f"{count} GPUs"
-
-
-def _money(value: float) -> str:
-    return f"${float(f'{value:.3g}'):,.0f}"
-
-
-def _cents(value: float) -> str:
-    """Two figures, without an exponent."""
-    return "$" + f"{float(f'{value:.2g}'):.9f}".rstrip("0").rstrip(".")
-
-
-def _figures(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,g}"
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.3g} GiB" if num_bytes < 1000 * GIB else f"{num_bytes / GIB:,.0f} GiB"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _kib(model: ModelBytes) -> str:
-    return f"{model.kv_bytes_per_token / 1024:,.0f} KiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{float(f'{1000 * seconds:.3g}'):,g} ms" if seconds < 10 else f"{seconds:,.3g} s"

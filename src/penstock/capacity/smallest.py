@@ -36,7 +36,7 @@ class Needs:
     max_model_len: int | None = None  # None: the model's context
     memory_fraction: float | None = None  # None: 0.9
     groups: StoredGroups | None = None
-    beside_bytes: int = 0  # on a rank, of what is not split: a model to draft with
+    beside_bytes: int = 0  # on a rank, of what is not split: a model to draft with, copies of experts
 
     @property
     def context(self) -> int:
@@ -54,12 +54,13 @@ def needs_of(
     """A model as these settings have it served on GPUs. `draft`: a model to guess with, which is not split."""
     defaults = Needs(config)
     chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
-    beside_bytes = _lora_bytes(config, settings)
+    formats = _formats(settings, config, has_fp8=has_fp8)
+    beside_bytes = _lora_bytes(config, settings) + _redundant_bytes(config, settings, formats)
     if draft is not None:
         beside_bytes += ModelBytes(draft).stored_bytes
     return Needs(
         config,
-        _formats(settings, config, has_fp8=has_fp8),
+        formats,
         chunk_tokens,
         min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens),
         longest_context(settings, config),
@@ -85,6 +86,16 @@ def _lora_bytes(config: ModelConfig, settings: EngineSettings) -> int:
     mlp = 3 * (config.hidden_size + config.intermediate_size) if config.experts is None else 0
     numbers = config.num_layers * (attention + mlp) * settings.max_lora_rank
     return 2 * numbers * (settings.max_loras or 0)
+
+
+def _redundant_bytes(config: ModelConfig, settings: EngineSettings, formats: Formats) -> int:
+    """Copies of experts that each rank has beside its share of them."""
+    experts = config.experts
+    if experts is None or not settings.redundant_experts:
+        return 0
+    more = replace(config, experts=replace(experts, count=experts.count + settings.redundant_experts))
+    copies = ModelBytes(more, formats).stored_bytes - ModelBytes(config, formats).stored_bytes
+    return -(-copies // (settings.pp or 1))
 
 
 @dataclass(frozen=True)
@@ -114,33 +125,47 @@ class Choice:
 
 
 def choose_parallelism(
-    needs: Needs, visible: VisibleGpus, *, tp: int | None = None, ep: int | None = None, pp: int = 1
+    needs: Needs,
+    visible: VisibleGpus,
+    *,
+    tp: int | None = None,
+    ep: int | None = None,
+    pp: int = 1,
+    sp: int | None = None,
 ) -> Choice:
     """Widths that are None are open. A width that was asked for is taken as it is, if the shape can be split so."""
     if tp is not None:
-        return _as_asked(needs, visible, tp, ep, pp)
+        return _as_asked(needs, visible, tp, ep, pp, sp)
     if ep is not None and ep > 1:
-        return _as_asked(needs, visible, ep, ep, pp)  # experts are shared out among the ranks of tp
-    if len(visible.gpus) <= pp:
-        return _as_asked(needs, visible, 1, ep, pp)
-    return _smallest(needs, visible, ep, pp)
+        return _as_asked(needs, visible, ep, ep, pp, sp)  # experts are shared out among the ranks of tp
+    if len(visible.gpus) <= pp * (sp or 1):
+        return _as_asked(needs, visible, sp or 1, ep, pp, sp)  # and so are tokens
+    return _smallest(needs, visible, ep, pp, sp)
 
 
-def _as_asked(needs: Needs, visible: VisibleGpus, tp: int, ep: int | None, pp: int) -> Choice:
-    found = splits_over(needs.config, tp, ep, needs.groups)
-    parallelism = replace(found or Parallelism(tp=tp, ep=ep or 1), pp=pp)
+def _as_asked(needs: Needs, visible: VisibleGpus, tp: int, ep: int | None, pp: int, sp: int | None) -> Choice:
+    found = splits_over(needs.config, tp, ep, needs.groups, sp)
+    parallelism = replace(found or Parallelism(tp=tp, ep=ep or 1, sp=sp or 1), pp=pp)
     if (obstacle := told_obstacle(needs.config, parallelism, needs.groups)) is not None:
-        raise ConfigError(obstacle, param="tp" if pp <= needs.config.num_layers else "pp")
+        raise ConfigError(obstacle, param=_asked_wrongly(needs, parallelism))
     return _judged(needs, visible, parallelism)
 
 
-def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int) -> Choice:
+def _asked_wrongly(needs: Needs, asked: Parallelism) -> str:
+    """The setting that an obstacle is put down to."""
+    if asked.pp > needs.config.num_layers:
+        return "pp"
+    is_due_to_sp = asked.sp > 1 and split_obstacle(needs.config, replace(asked, sp=1), needs.groups) is None
+    return "sp" if is_due_to_sp else "tp"
+
+
+def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int, sp: int | None) -> Choice:
     refused: dict[str, list[int]] = {}  # numbers of ranks by what is said against them
     fitting: list[Choice] = []  # weights and a step fit, a whole context does not
-    for tp in range(1, len(visible.gpus) // pp + 1):
-        found = splits_over(needs.config, tp, ep, needs.groups)
+    for tp in range(sp or 1, len(visible.gpus) // pp + 1, sp or 1):
+        found = splits_over(needs.config, tp, ep, needs.groups, sp)
         if found is None:
-            obstacle = split_obstacle(needs.config, Parallelism(tp=tp, ep=ep or 1), needs.groups)
+            obstacle = split_obstacle(needs.config, Parallelism(tp=tp, ep=ep or 1, sp=sp or 1), needs.groups)
             assert obstacle is not None
             refused.setdefault(f"{obstacle.what} cannot be split so", []).append(tp)
             continue
@@ -198,9 +223,10 @@ def _communication(needs: Needs, visible: VisibleGpus, parallelism: Parallelism)
     link = "" if joined is None else "NVLink" if joined >= parallelism.num_ranks else "PCIe"
     if gpu is None:
         return None, link
+    gpu = replace(gpu.over_pcie() if link == "PCIe" else gpu, per_node=len(visible.gpus))
     cost = StepCost(
         needs.config,
-        gpu.over_pcie() if link == "PCIe" else gpu,
+        gpu,
         PENSTOCK,
         formats=needs.formats,
         parallelism=parallelism,

@@ -37,43 +37,64 @@ def told_obstacle(config: ModelConfig, parallelism: Parallelism, groups: StoredG
     obstacle = split_obstacle(config, parallelism, groups)
     if obstacle is None:
         return None
-    return str(obstacle) if parallelism.pp > config.num_layers else f"{obstacle}. {what_works(config, groups)}"
+    if parallelism.pp > config.num_layers:
+        return str(obstacle)
+    return f"{obstacle}. {what_works(config, groups, parallelism.sp if parallelism.sp > 1 else None)}"
 
 
-def what_works(config: ModelConfig, groups: StoredGroups | None = None) -> str:
-    works = [tp for tp in range(2, MAX_RANKS + 1) if splits_over(config, tp, None, groups) is not None]
+def what_works(config: ModelConfig, groups: StoredGroups | None = None, sp: int | None = None) -> str:
+    works = [tp for tp in range(2, MAX_RANKS + 1) if splits_over(config, tp, None, groups, sp) is not None]
+    beside = f" with sp {sp}" if sp is not None else ""
     if not works:
-        return "No number of ranks divides it: it needs one device"
-    return f"Numbers of ranks that work: 1, {', '.join(map(str, works))}"
+        return f"No number of ranks divides it{beside}: it needs one device"
+    return f"Numbers of ranks that work{beside}: {'' if sp else '1, '}{', '.join(map(str, works))}"
 
 
 def splits_over(
-    config: ModelConfig, tp: int, ep: int | None = None, groups: StoredGroups | None = None
+    config: ModelConfig, tp: int, ep: int | None = None, groups: StoredGroups | None = None, sp: int | None = None
 ) -> Parallelism | None:
     """A model over `tp` ranks, if it can be. With `ep` open, experts are cut where they can be, so that each rank has
-    the same work whichever experts are chosen; else whole ones are shared out."""
-    if ep is not None:
-        tried = [Parallelism(tp=tp, ep=ep)]
-    else:
-        tried = [Parallelism(tp=tp), *([Parallelism(tp=tp, ep=tp)] if config.experts is not None and tp > 1 else [])]
+    the same work whichever experts are chosen; else whole ones are shared out. With `sp` open, ranks share out tokens
+    where they would else keep copies of the same keys and values."""
+    widths = [sp] if sp is not None else [*_without_copies(config, tp), 1]
+    experts = [ep] if ep is not None else [1, *([tp] if config.experts is not None and tp > 1 else [])]
+    tried = (Parallelism(tp=tp, ep=each, sp=width) for each in experts for width in widths)
     return next((each for each in tried if split_obstacle(config, each, groups) is None), None)
 
 
+def _without_copies(config: ModelConfig, tp: int) -> list[int]:
+    """The fewest ranks that must share out tokens so that no two keep the same ones, if there are more ranks than heads
+    of keys."""
+    if tp <= config.num_kv_heads:
+        return []
+    return [next(sp for sp in range(2, tp + 1) if tp % sp == 0 and config.num_kv_heads % (tp // sp) == 0)]
+
+
 def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGroups | None) -> Iterator[Obstacle]:
-    tp, pp = parallelism.tp, parallelism.pp
+    tp, pp, sp = parallelism.tp, parallelism.pp, parallelism.sp
+    if tp % sp:
+        yield Obstacle(f"{tp} ranks", f"into groups of {sp} that share out tokens", "sp must divide tp")
+        return
     if pp > config.num_layers:
         yield Obstacle(f"{config.num_layers} layers", f"into {pp} stages")
     if tp == 1:
         return
     heads, kv_heads, among = config.num_heads, config.num_kv_heads, f"over {tp} ranks"
-    if tp > kv_heads and tp % kv_heads:
+    if sp > 1:
+        groups_of_ranks = tp // sp
+        if kv_heads % groups_of_ranks and groups_of_ranks % kv_heads:
+            why = "groups must divide them, or be a multiple of them"
+            yield Obstacle(f"{kv_heads} heads of keys and values", f"over {groups_of_ranks} groups of {sp} ranks", why)
+        if heads % tp:
+            yield Obstacle(f"{heads} query heads", among)
+    elif tp > kv_heads and tp % kv_heads:
         yield Obstacle(f"{kv_heads} heads of keys and values", among, "ranks must be fewer, or a multiple of them")
     elif tp > kv_heads and heads % tp:
         yield Obstacle(f"{heads} query heads", among)
     if groups is not None and groups.is_ordered:
         yield Obstacle("inputs that are stored in an order of their own (act-order)", among)
         return
-    if groups is not None and _cuts_groups(config, tp, groups.size):
+    if groups is not None and _cuts_groups(config, parallelism, groups.size):
         yield Obstacle(f"{heads} query heads", among, f"groups of {groups.size} inputs would be cut")
     for name, size in _widths(config, parallelism):
         if size % tp:
@@ -97,10 +118,11 @@ def _widths(config: ModelConfig, parallelism: Parallelism) -> Iterator[tuple[str
         yield "the shared expert's intermediate size", experts.shared_intermediate_size
 
 
-def _cuts_groups(config: ModelConfig, tp: int, group: int) -> bool:
+def _cuts_groups(config: ModelConfig, parallelism: Parallelism, group: int) -> bool:
     """Whether ranks would share a group of inputs of the attention's output projection: they have whole heads."""
+    tp = parallelism.tp
     kv_heads, each = config.num_kv_heads, config.num_heads // config.num_kv_heads
-    if kv_heads > tp:  # the last ranks have one more
+    if kv_heads > tp and parallelism.sp == 1:  # the last ranks have one more
         few, more = divmod(kv_heads, tp)
         first = [rank * few + max(0, rank - (tp - more)) for rank in range(1, tp)]
         cuts = [head * each * config.head_dim for head in first]

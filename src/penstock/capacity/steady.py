@@ -12,6 +12,7 @@ Fluctuation: at percentile p a request meets B + z sqrt(B) others: arrivals are 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Protocol
@@ -65,8 +66,13 @@ class Engine:
     def __init__(self, cost: Coefficients, profile: Profile, limits: Limits, target: Target) -> None:
         self._cost, self._profile, self._limits, self._target = cost, profile, limits, target
         token_s = cost.linear_token_s + cost.token_s
-        self._prompts = [
-            (each.share, each.tokens * token_s + each.pairs * cost.pair_s, each) for each in profile.prompts
+        self._prompts = [  # share, seconds, steps
+            (
+                each.share,
+                each.tokens * token_s + each.pairs * cost.pair_s,
+                math.ceil(each.tokens / limits.chunk_tokens),
+            )
+            for each in profile.prompts
         ]
         self._prefill_s = profile.prefill_tokens * token_s + profile.prefill_pairs * cost.pair_s
         self._prefill_s2 = sum(share * seconds * seconds for share, seconds, _ in self._prompts)
@@ -101,7 +107,7 @@ class Engine:
         target = self._target
         if target.tpot_s is not None and self._profile.decodes and self._busy_step_s(rate, self._z) > target.tpot_s:
             return "tpot"
-        if target.ttft_s is not None and self._late(rate, target.ttft_s, self._z) > 1 - target.percentile:
+        if target.ttft_s is not None and self._late(rate, self._z)(target.ttft_s) > 1 - target.percentile:
             return "ttft"
         return None
 
@@ -155,8 +161,8 @@ class Engine:
         cost = self._cost
         return cost.fixed_s + max(cost.read_s, num_decodes * self._product_s) + num_decodes * self._decode_s
 
-    def _late(self, rate: float, limit_s: float, z: float) -> float:
-        """The share of requests whose first token comes later than `limit_s`.
+    def _late(self, rate: float, z: float) -> Callable[[float], float]:
+        """The share of requests whose first token comes later than a limit in seconds.
 
         Wait for the queue, for the step under way, and for the steps that carry the prompt, with all that decodes.
         """
@@ -164,23 +170,27 @@ class Engine:
         slowed = 1 + bare_s / self._chunk_s
         busy = rate * self._prefill_s * slowed
         if not busy < 1:
-            return 1.0
+            return lambda limit_s: 1.0
         mean_wait_s = rate * self._prefill_s2 * slowed * slowed / (2 * (1 - busy))
         decay = busy / mean_wait_s if mean_wait_s else 0.0  # nobody waits where nobody comes
-        late = 0.0
-        for share, seconds, prompt in self._prompts:
-            num_steps = math.ceil(prompt.tokens / self._limits.chunk_tokens)
-            left_s = limit_s - under_way_s - seconds - num_steps * bare_s
-            late += share * (1.0 if left_s < 0 else busy * math.exp(-left_s * decay))
+        unqueued = [(share, under_way_s + seconds + num_steps * bare_s) for share, seconds, num_steps in self._prompts]
+
+        def late(limit_s: float) -> float:
+            return sum(
+                share * (1.0 if limit_s < least_s else busy * math.exp((least_s - limit_s) * decay))
+                for share, least_s in unqueued
+            )
+
         return late
 
     def _ttft(self, rate: float, percentile: float, z: float) -> float:
         low, high = 0.0, 1.0
-        while self._late(rate, high, z) > 1 - percentile:
+        late = self._late(rate, z)
+        while late(high) > 1 - percentile:
             low, high = high, 2 * high
             if high > 1e6:
                 return math.inf
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._late(rate, middle, z) > 1 - percentile else (low, middle)
+            low, high = (middle, high) if late(middle) > 1 - percentile else (low, middle)
         return high

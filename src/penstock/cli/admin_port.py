@@ -63,7 +63,7 @@ async def administered(
             store,
             guard,
             gateway.recorder,
-            lambda: state_of(gateway.replicas.values(), gateway.admission, gateway.now()),
+            lambda: state_of(gateway.replicas.values(), gateway.pools, gateway.admission, gateway.now()),
             {**RouteDesk(lambda: gateway.routes, gateway.prices, gateway.recorder).views(), **watch_views(tower)},
             reload=reload,
             has_own_port=has_own_port,

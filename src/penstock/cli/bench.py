@@ -49,7 +49,10 @@ def _add_http(parser: argparse.ArgumentParser, workloads: str) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", default="llama8b", help="llama1b, llama8b, llama70b or tiny (default: llama8b)")
+    parser.add_argument(
+        "--shape", default="llama8b", help="llama1b, llama8b, llama70b, mixtral-8x7b, … or tiny (default: llama8b)"
+    )
+    parser.add_argument("--layers", type=_positive, metavar="N", help="only so many of its layers (default: all)")
     parser.add_argument("--load", choices=["dummy"], default="dummy", help="random weights")
     parser.add_argument("--workload", default="W1,W1b,W2,W4,W6", metavar="NAME,…", help="of W1, W1b, W2, W3, W4, W6")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the Azure conversation trace, for W3")

@@ -35,7 +35,7 @@ WARM_UP = "W1b"
 
 def bench_engine(arguments: argparse.Namespace) -> None:
     check_outputs(arguments.json)
-    config = shape(arguments.shape)
+    config = shape(arguments.shape, arguments.layers)
     workloads = [workload(name, arguments.trace) for name in arguments.workload.split(",")]
     settings = build(EngineSettings, section_from(arguments, "engine"), where="engine.")
     if arguments.park:
@@ -46,7 +46,7 @@ def bench_engine(arguments: argparse.Namespace) -> None:
     report = EngineReport(
         command=f"penstock {shlex.join(sys.argv[1:])}",
         date=datetime.date.today().isoformat(),
-        shape=arguments.shape,
+        shape=f"{arguments.shape}, {arguments.layers} layers" if arguments.layers else arguments.shape,
         device=device,
         versions=_versions(),
         number_format=assembly.formats.number_format,

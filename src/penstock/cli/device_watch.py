@@ -14,10 +14,10 @@ from penstock.observe.gpu.source import DeviceSource, Joined
 
 
 def watch_devices(info: EngineInfo, settings: ServerSettings, take: Take) -> Sampling | None:
-    """From now on `take` is told, on this event loop, how the engine's GPU is; None: there is nothing to look at."""
+    """From now on `take` is told, on this event loop, how the engine's GPUs are; None: there is nothing to look at."""
     if not info.device.startswith("cuda"):
         return None
-    uuids = [info.device_uuid] if info.device_uuid else []
+    uuids = list(dict.fromkeys(uuid for uuid in (info.device_uuid, *info.other_gpus) if uuid))
     sources: list[DeviceSource] = []
     if (nvml := open_nvml(uuids)) is not None:
         sources.append(nvml)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -14,6 +15,8 @@ import msgspec
 from penstock.cli.config_file import read_config_file
 from penstock.core.config import build
 from penstock.core.settings import Settings
+
+_hints = cache(get_type_hints)  # which takes longer than to add a flag
 
 SECTIONS = ("engine", "server", "slo")
 MOST_USED = "most used"
@@ -37,7 +40,15 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.load",
         "engine.parkable",
     ),
-    "parallelism": ("engine.tp", "engine.pp", "engine.ep", "engine.rank_timeout_s"),
+    "parallelism": (
+        "engine.tp",
+        "engine.pp",
+        "engine.ep",
+        "engine.sp",
+        "engine.redundant_experts",
+        "engine.expert_counts",
+        "engine.rank_timeout_s",
+    ),
     "several nodes": (
         "engine.nnodes",
         "engine.node_rank",
@@ -46,7 +57,16 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.node_timeout_s",
         "engine.insecure_ranks",
     ),
-    "KV cache": ("engine.kv_dtype", "engine.block_size", "engine.prefix_cache", "engine.host_kv_gib"),
+    "KV cache": (
+        "engine.kv_dtype",
+        "engine.block_size",
+        "engine.prefix_cache",
+        "engine.host_kv_gib",
+        "engine.disk_kv_gib",
+        "engine.disk_kv_path",
+        "engine.disk_kv_age_s",
+    ),
+    "prefill and decode apart": ("server.role", "engine.kv_port", "engine.kv_mover"),
     "speculative decoding": ("engine.speculate", "engine.draft", "engine.draft_tokens"),
     "LoRA adapters": (
         "server.lora",
@@ -63,6 +83,7 @@ TOPICS = {  # of `serve --help`, in its order
         "server.gateway_secret",
         "server.metrics_token",
         "server.allowed_hosts",
+        "server.allowed_origins",
     ),
     "load shedding and graceful shutdown": ("server.max_open", "server.max_body_bytes", "server.drain_timeout_s"),
     "service-level objectives": (
@@ -108,20 +129,20 @@ def add_replica_flags(parser: argparse.ArgumentParser, examples: str) -> dict[st
 
 def add_section(parser: argparse.ArgumentParser, section: str, *, leave_out: tuple[str, ...] = ()) -> None:
     group = parser.add_argument_group(f"{section} settings")
-    for field in dataclasses.fields(get_type_hints(Settings)[section]):
+    for field in dataclasses.fields(_hints(Settings)[section]):
         if field.name not in leave_out:
             _add_flag(group, section, field.name)
 
 
 def _add_flag(group: argparse._ArgumentGroup, section: str, name: str) -> None:
-    cls = get_type_hints(Settings)[section]
+    cls = _hints(Settings)[section]
     field = cls.__dataclass_fields__[name]
     group.add_argument(
         flag(name),
         dest=f"{section}.{name}",
         default=argparse.SUPPRESS,
         help=f"{field.metadata['help']} (default: {default_of(field)})",
-        **_parsing(get_type_hints(cls)[name]),
+        **_parsing(_hints(cls)[name]),
     )
 
 

@@ -20,6 +20,7 @@ from penstock.fleet.drivers.kubernetes import KubernetesDriver
 from penstock.fleet.drivers.kubernetes_pod import check_group, pod_name
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.drivers.ray import RayDriver
+from penstock.fleet.drivers.ray_bundles import gpu_shares, told_nodes
 from penstock.fleet.drivers.ray_process import RayProcess
 from penstock.fleet.kubernetes_lease import KubernetesLeaseKeeper
 from penstock.fleet.lease import LeaseKeeper
@@ -84,8 +85,11 @@ def _check_ray(settings: FleetSettings) -> None:
     if find_spec("ray") is None:
         raise ConfigError("the driver 'ray' needs Ray: pip install 'penstock[ray]'", param="driver")
     for name, pool in settings.pool_settings().items():
-        if settings.ray.of_pool(name, pool.ray).place_timeout_s >= settings.driver_timeout_s:
+        own = settings.ray.of_pool(name, pool.ray)
+        if own.place_timeout_s >= settings.driver_timeout_s:
             raise ConfigError("`place_timeout_s` must be less than `driver_timeout_s`", param="ray.place_timeout_s")
+        with within(f"pools.{name}."):
+            gpu_shares(pool.engine, pool.gpus, told_nodes(pool.engine, own) or 1)
 
 
 def _gpus() -> Sequence[int]:

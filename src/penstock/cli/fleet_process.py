@@ -158,6 +158,8 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
     values: dict[str, Any] = dict(settings.gateway or {})
     models = dict(values.get("models") or {})
     for name, pool in settings.pool_settings().items():
+        if pool.serves not in (None, name):  # its replicas are of a model that another pool brings
+            continue
         own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo, **settings.replica_tls.of_a_gateway}
         if pool.price_per_hour:
             own["price"] = {"replica_hour": pool.price_per_hour}

@@ -56,6 +56,7 @@ from penstock.gateway.settings.monitor import slack_of, slos_of
 from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tenant_services import TenantServices
+from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server
 from penstock.hub.home import penstock_home
@@ -132,7 +133,7 @@ async def serve(
             tls = settings.tls()
             listener = None if picks else _public_listener(settings, keys, worker)
             async with _limiter(settings, url) as limiter:
-                pages = PageGuard(settings.host, settings.allowed_hosts)
+                pages = PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins)
                 services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
                 recorder = GatewayRecorder(lines, decisions, traces)
                 recorder.usage_lost = ledger.lost
@@ -192,7 +193,7 @@ async def serve(
                         else:
                             assert listener is not None
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
-                            server = Server(app, limits, gate=gate)
+                            server = Server(app, limits, gate=gate, cors=Cors.of(settings.allowed_origins))
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())
                                 await worker.warm_up(num_ready, used)
@@ -267,7 +268,7 @@ async def _num_ready(gateway: Gateway) -> int:
 
 
 def _look(gateway: Gateway) -> list[Registry]:
-    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.admission, gateway.now()))
+    gateway.recorder.look(state_of(gateway.replicas.values(), gateway.pools, gateway.admission, gateway.now()))
     return gateway.recorder.exports
 
 

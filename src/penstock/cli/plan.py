@@ -46,6 +46,29 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="as --tp: GPUs among which whole experts are shared out (default: where they cannot be cut)",
     )
+    chosen.add_argument(
+        "--sp",
+        type=int,
+        metavar="N",
+        help="of --tp, GPUs among which tokens of a sequence are shared out (default: where they would keep copies)",
+    )
+    chosen.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="predict what so many of one --gpu do with the model, in every layout, whatever the rate",
+    )
+    chosen.add_argument("--nodes", type=int, metavar="N", help="that --gpus are on (default: the fewest)")
+    chosen.add_argument(
+        "--link",
+        metavar="NAME,…",
+        help="between GPUs of a node: own, that of the table, or pcie (default: own); several with --gpus",
+    )
+    chosen.add_argument(
+        "--network",
+        metavar="NAME,…",
+        help="between nodes: own, ib400 (InfiniBand), 100gbe (default: own); several with --gpus",
+    )
     chosen.add_argument("--engine", choices=["vllm", "penstock"], default="vllm", help="whose speed (default: vllm)")
     chosen.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="in a batch (default: 256)")
     chosen.add_argument("--chunk-tokens", type=int, default=8192, metavar="N", help="in a step (default: 8192)")
@@ -65,9 +88,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from penstock.capacity import report
+    from penstock.capacity import prediction_report, report
     from penstock.capacity.answer import as_json, text
-    from penstock.cli.plan_inputs import answer_for, model_config, table_of
+    from penstock.cli.plan_inputs import answer_for, model_config, predictions_for, table_of
     from penstock.core.errors import ConfigError
 
     if arguments.list_hardware:
@@ -76,6 +99,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.model is None:
         raise ConfigError("which model? `penstock plan llama70b --rate 100`", param="model")
     config = model_config(arguments.model)
+    if arguments.gpus is not None:
+        predicted = predictions_for(arguments, config)
+        print(
+            prediction_report.as_json(predicted).decode()
+            if arguments.json
+            else prediction_report.text(predicted, arguments.model)
+        )
+        return
     answer = answer_for(arguments, config)
     print(as_json(answer, arguments.model).decode() if arguments.json else text(answer, arguments.model))
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from penstock.capacity.answer import Answer, Bill, answer
 from penstock.capacity.demand import Demand, Target
 from penstock.capacity.formats import Formats, kv_format, weight_format
-from penstock.capacity.hardware import Table, find_gpu, hardware
-from penstock.capacity.plan import HOURS_PER_MONTH, PIPELINES, Case, Setup, layouts
+from penstock.capacity.hardware import NETWORKS, Gpu, Table, find_gpu, hardware
+from penstock.capacity.plan import HOURS_PER_MONTH, Case, Setup, layouts
+from penstock.capacity.prediction import Predictions, check_count, predictions
 from penstock.capacity.shapes import SHAPES, shape_from_numbers
 from penstock.capacity.splitting import splits_over, told_obstacle
 from penstock.cli.plan import money
@@ -97,8 +98,50 @@ def table_of(arguments: argparse.Namespace) -> Table:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 
-def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
+def joined(gpu: Gpu, links: str | None, networks: str | None) -> list[Gpu]:
+    """A GPU with each of these links and networks: names as flags have them, or None for those of the table."""
+    found = []
+    for link in _ways(links, ["pcie"], "link"):
+        own = gpu.over_pcie() if link == "pcie" else gpu
+        found += [
+            own if network == "own" else own.over(NETWORKS[network])
+            for network in _ways(networks, [*NETWORKS], "network")
+        ]
+    return found
+
+
+def _ways(names: str | None, known: Sequence[str], param: str) -> list[str]:
+    wanted = (names or "own").split(",")
+    for name in wanted:
+        if name not in ("own", *known):
+            raise ConfigError(f"no {param} {name!r}; there are own, {', '.join(known)}", param=param)
+    return wanted
+
+
+def predictions_for(arguments: argparse.Namespace, config: ModelConfig) -> Predictions:
+    """Predictions of every layout of `--gpus`."""
+    for name in ("tp", "pp", "ep", "sp", "current", "budget"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--gpus predicts every layout, and takes no --{name}", param=name)
+    if not arguments.gpu or "," in arguments.gpu:
+        raise ConfigError("--gpus of which kind? --gpu h200 names one", param="gpu")
     table = table_of(arguments)
+    gpu = find_gpu(table, arguments.gpu)
+    num_nodes = arguments.nodes if arguments.nodes is not None else max(1, -(-arguments.gpus // gpu.per_node))
+    check_count(arguments.gpus, num_nodes)
+    gpu = replace(gpu, per_node=arguments.gpus // num_nodes)
+    load = _load(arguments, config)
+    case = _case(arguments, config, table, load, rate=1.0)  # the most is looked for
+    formats = Formats(_weights(arguments.quant, config), kv_format(arguments.kv))
+    if not gpu.supports(formats):
+        raise ConfigError(_no_fp8(arguments.gpu), param="quant")
+    gpus = joined(gpu, arguments.link, arguments.network)
+    found = predictions(case, Setup(arguments.gpu, formats), arguments.gpus, gpus)
+    return Predictions(case, formats, gpus, list(found))
+
+
+def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
+    table = {name: _joined_alone(arguments, gpu) for name, gpu in table_of(arguments).items()}
     current = read_current(arguments.current) if arguments.current else None
     if arguments.halve and current is None:
         raise ConfigError("what shall be halved? --current gpu=h100,bill=500000 says what runs today", param="halve")
@@ -113,18 +156,63 @@ def answer_for(arguments: argparse.Namespace, config: ModelConfig) -> Answer:
         find_gpu(table, name)
     formats = Formats(_weights(arguments.quant, config), kv_format(arguments.kv))
     first = gpus[0] if gpus else next(iter(table))
-    wanted = Parallelism(tp=arguments.tp or 1, pp=arguments.pp or 1, ep=arguments.ep or 1)
-    is_given = arguments.tp is not None or arguments.pp is not None or arguments.ep is not None
-    checked = _checked(wanted, config, table, first, arguments.engine) if is_given else None
+    given = {name: getattr(arguments, name) for name in ("tp", "pp", "ep", "sp")}
+    wanted = Parallelism(**{name: size or 1 for name, size in given.items()})
+    is_given = any(size is not None for size in given.values())
+    checked = _checked(wanted, config, arguments.engine) if is_given else None
     setup = Setup(first, formats, checked)
     bill = _bill(arguments, current, config, table) if current else None
     return answer(case, setup, gpus=gpus, budget=arguments.budget, bill=bill)
 
 
-def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, load: Load, *, rate: float) -> Case:
+def replica_for(arguments: argparse.Namespace) -> tuple[Case, Setup, Parallelism]:
+    """One replica as `penstock sim predict` is told of it, of a demand that nobody has said anything of."""
+    config, table = model_config(arguments.model), table_of(arguments)
+    gpu = _one_way(arguments, find_gpu(table, arguments.gpu))
+    if arguments.per_node is not None:
+        check_count(arguments.per_node, 1)
+        gpu = replace(gpu, per_node=arguments.per_node)
+    formats = Formats(_weights(arguments.quant, config), kv_format(arguments.kv))
+    if not gpu.supports(formats):
+        raise ConfigError(_no_fp8(arguments.gpu), param="quant")
+    parallelism = _checked(Parallelism(arguments.tp, arguments.pp, arguments.ep), config, arguments.engine)
+    _check_step(arguments)
+    case = Case(
+        config,
+        Demand(1.0, ((1, 1),), target=Target()),
+        table | {arguments.gpu: gpu},
+        max_num_seqs=arguments.max_num_seqs,
+        chunk_tokens=arguments.chunk_tokens,
+        engine=arguments.engine,
+    )
+    return case, Setup(arguments.gpu, formats, parallelism), parallelism
+
+
+def _joined_alone(arguments: argparse.Namespace, gpu: Gpu) -> Gpu:
+    if arguments.nodes is not None:
+        raise ConfigError("--nodes is of --gpus: a plan says how many it takes", param="nodes")
+    return _one_way(arguments, gpu)
+
+
+def _one_way(arguments: argparse.Namespace, gpu: Gpu) -> Gpu:
+    for name in ("link", "network"):
+        if "," in (getattr(arguments, name) or ""):
+            raise ConfigError(f"several of --{name} are for `penstock plan --gpus`; here it is one", param=name)
+    return joined(gpu, arguments.link, arguments.network)[0]
+
+
+def _no_fp8(gpu: str) -> str:
+    return f"{gpu}: no fp8 there; choose bf16, int8 or int4 weights and a bf16 KV cache"
+
+
+def _check_step(arguments: argparse.Namespace) -> None:
     for name in ("max_num_seqs", "chunk_tokens"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be 1 at least", param=name)
+
+
+def _case(arguments: argparse.Namespace, config: ModelConfig, table: Table, load: Load, *, rate: float) -> Case:
+    _check_step(arguments)
     if arguments.spare < 0:
         raise ConfigError("--spare cannot be negative", param="spare")
     longest = max(prompt + output for prompt, output in load.lengths)
@@ -241,7 +329,7 @@ def _current_setup(current: Current, config: ModelConfig, table: Table, engine: 
     parallelism = None
     if current.tp is not None or current.pp is not None:
         wanted = Parallelism(tp=current.tp or 1, pp=current.pp or 1)
-        parallelism = _checked(wanted, config, table, current.gpu, engine)
+        parallelism = _checked(wanted, config, engine)
     return Setup(current.gpu, formats, parallelism, current.uses_prefix_cache)
 
 
@@ -249,28 +337,26 @@ def _weights(name: str | None, config: ModelConfig) -> str:
     return weight_format(name) if name else config.quantization or "bfloat16"
 
 
-def _checked(wanted: Parallelism, config: ModelConfig, table: Table, gpu: str, engine: str) -> Parallelism:
+def _checked(wanted: Parallelism, config: ModelConfig, engine: str) -> Parallelism:
     """Parallelism that a user gave, if a replica of this engine can have it. Experts that cannot be cut are shared
     out."""
-    tp, pp, ep = wanted.tp, wanted.pp, wanted.ep
+    tp, pp, ep, sp = wanted.tp, wanted.pp, wanted.ep, wanted.sp
     if tp < 1:
         raise ConfigError(f"--tp {tp} must be 1 at least", param="tp")
     if not 1 <= pp <= config.num_layers:
         raise ConfigError(f"{config.num_layers} layers cannot be split into --pp {pp} stages", param="pp")
-    if pp > 1 and engine not in PIPELINES:
-        raise ConfigError(f"a replica of {engine}'s engine is no pipeline: no --pp", param="pp")
     if ep != 1 and (config.experts is None or ep != tp):
         reason = "the model is no mixture of experts" if config.experts is None else f"it must be 1, or --tp {tp}"
         raise ConfigError(f"--ep {ep}: {reason}", param="ep")
+    if sp != 1 and (engine != "penstock" or sp < 1):
+        raise ConfigError(f"--sp {sp}: ranks that share out tokens are planned for --engine penstock", param="sp")
     if engine == "penstock":
         if ep == 1:
-            wanted = replace(splits_over(config, tp) or wanted, pp=pp)
+            wanted = replace(splits_over(config, tp, sp=sp if sp > 1 else None) or wanted, pp=pp)
         if (obstacle := told_obstacle(config, wanted)) is not None:
             raise ConfigError(obstacle, param="tp")
     elif config.num_heads % tp:
         raise ConfigError(f"{config.num_heads} heads cannot be split over --tp {tp}", param="tp")
-    if tp > find_gpu(table, gpu).per_node:
-        raise ConfigError(f"--tp {tp} is more than the {table[gpu].per_node} GPUs of a node of {gpu}", param="tp")
     return wanted
 
 

@@ -1,4 +1,5 @@
-"""`penstock serve MODEL --replicas N`: a gateway, and the replicas behind it as processes of this machine.
+"""`penstock serve MODEL --replicas N`, or `prefill=1,decode=2`: a gateway, and the replicas behind it as processes of
+this machine.
 
 With `--processes M` the gateway is so many processes too, and this one supervises them: the replicas go on when one of
 them ends or is replaced.
@@ -33,18 +34,20 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.gateway_worker import Started, addresses_of
+from penstock.cli.replica_counts import ReplicaCounts
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
 from penstock.cli.supervisor import Listeners, Supervisor
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.core.settings import Settings
+from penstock.core.settings import Role, Settings
 from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
+from penstock.router.legs import Split
 from penstock.server.ready import client_url, loading_message, ready_message
 
 log = logging.getLogger("penstock")
@@ -73,8 +76,8 @@ _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 
 
-def serve_replicas(settings: Settings, count: int, num_processes: int = 1) -> None:
-    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway."""
+def serve_replicas(settings: Settings, counts: ReplicaCounts, num_processes: int = 1, split: Split = "auto") -> None:
+    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's."""
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
@@ -82,10 +85,10 @@ def serve_replicas(settings: Settings, count: int, num_processes: int = 1) -> No
     with (
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),  # before all else: its imports take longest
-        _reserved_ports(count) as ports,
+        _reserved_ports(counts.most) as ports,
     ):
         files = check(settings)
-        uvloop.run(_serve(settings, files, ports, Path(directory), num_processes))
+        uvloop.run(_serve(settings, files, counts, ports, Path(directory), num_processes, split))
 
 
 def template_modules() -> list[str]:
@@ -102,9 +105,18 @@ def share_secret(chosen: str | None) -> None:
     os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
 
 
-async def _serve(settings: Settings, files: ModelFiles, ports: list[int], directory: Path, num_processes: int) -> None:
+async def _serve(
+    settings: Settings,
+    files: ModelFiles,
+    counts: ReplicaCounts,
+    ports: list[int],
+    directory: Path,
+    num_processes: int,
+    split: Split,
+) -> None:
     name, store = settings.server.name or default_name(settings.model), store_url(None, None)
-    pool = {"replicas": [f"http://127.0.0.1:{port}" for port in ports], "secret_env": SECRET_VARIABLE}
+    replicas = [f"http://127.0.0.1:{port}" for port in ports]
+    pool = {"replicas": replicas, "secret_env": SECRET_VARIABLE, "split": split}
     gateway = gateway_in_front(settings, store, {name: pool})
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     tasks = [asyncio.create_task(run_gateway(gateway, store, directory, num_processes, opened.set_result))]
@@ -113,10 +125,10 @@ async def _serve(settings: Settings, files: ModelFiles, ports: list[int], direct
         either: list[asyncio.Future[Any]] = [opened, *tasks]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if opened.done():
-            print(f"{loading_message(name, settings, files)} in {len(ports)} replicas", flush=True)
+            print(f"{loading_message(name, settings, files)} in {counts}", flush=True)
             start = _Start(name, gateway, opened.result(), len(ports))
-            for port in ports:
-                config = _write_config(settings, name, port, len(ports), directory)
+            for port, role in zip(ports, counts.each_role, strict=True):
+                config = _write_config(settings, name, port, role, len(ports), directory)
                 tasks.append(asyncio.create_task(_keep(config, start.is_ready)))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -137,6 +149,7 @@ def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str,
         port=server.port,
         store=store,
         allowed_hosts=server.allowed_hosts,
+        allowed_origins=server.allowed_origins,
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
@@ -223,12 +236,12 @@ class _Start:
         )
 
 
-def _write_config(settings: Settings, name: str, port: int, count: int, directory: Path) -> Path:
-    """JSON is YAML too."""
+def _write_config(settings: Settings, name: str, port: int, role: Role, count: int, directory: Path) -> Path:
+    """JSON is YAML too. KV blocks go between these replicas, at ports that they pick."""
     threads = settings.engine.threads or max(1, usable_cores() // count)
-    engine = replace(settings.engine, threads=threads)
+    engine = replace(settings.engine, threads=threads, kv_port=0)
     plain = replace(settings.server, tls_cert=None, tls_key=None, client_ca=None)  # on loopback, to their gateway
-    server = replace(plain, host="127.0.0.1", port=port, name=name, gateway_secret=None)
+    server = replace(plain, host="127.0.0.1", port=port, name=name, role=role, gateway_secret=None)
     path = directory / f"replica-{port}.yaml"
     path.write_bytes(msgspec.json.encode(asdict(replace(settings, engine=engine, server=server))))
     return path

@@ -38,6 +38,7 @@ from penstock.engine_process.phases import Phases, process_began_s
 from penstock.engine_process.spawn import ChildProcess, spawn
 from penstock.http.asgi import Application, AsgiApp
 from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server
 from penstock.http.tls import ServerTls
@@ -133,7 +134,7 @@ async def _serve(
         print(loading_message(name, settings, files), flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
-    pushing.enter_context(replica_traces(pushed, recorder))
+    pushing.enter_context(replica_traces(pushed, recorder, engine))
     await pushing.enter_async_context(pushed_metrics(pushed, lambda: _look(replica, recorder)))
     serving = asyncio.create_task(server.serve(listener))
     loading = asyncio.create_task(_load(name, files, engine, replica, settings.server, phases))
@@ -250,7 +251,8 @@ class HttpServer:
     ) -> None:
         """`clock`: of the limits on slow clients."""
         self._app = AsgiApp(app)
-        self._server = Server(self._app, ClientLimits(max_body_bytes=settings.max_body_bytes), clock)
+        limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
+        self._server = Server(self._app, limits, clock, cors=cors)
         self._drain = drain
         self._engine = engine
         self._feed = feed

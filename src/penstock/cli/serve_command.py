@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import get_args
 
 from penstock.cli.flags import GATEWAY, MOST_USED, add_replica_flags, settings_from
+from penstock.cli.replica_counts import FORMS, ReplicaCounts, check_counts, replica_counts
 from penstock.core.errors import ConfigError
 from penstock.core.nodes import nodes_of
+from penstock.router.legs import Split
 
 _EXAMPLES = """\
 examples:
@@ -15,17 +18,26 @@ examples:
   penstock serve hf:Qwen/Qwen3-8B --port 9000      # a model of the Hugging Face Hub
   penstock serve model.gguf --max-model-len 8192   # a file; a shorter context takes less memory
   penstock serve --replicas 2                      # two of it behind a gateway
-  penstock serve --replicas 1..4                   # as many as the demand needs"""
+  penstock serve --replicas 1..4                   # as many as the demand needs
+  penstock serve --replicas prefill=1,decode=2     # long prompts apart from answers"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     groups = add_replica_flags(parser, _EXAMPLES)
     groups[MOST_USED].add_argument(
         "--replicas",
-        type=_range,
-        default=(1, 1),
-        metavar="N|MIN..MAX",
-        help="with more than one, behind a gateway; a range: as many as the demand needs (default: 1)",
+        type=replica_counts,
+        default=ReplicaCounts(1, 1),
+        metavar=FORMS,
+        help="with more than one, behind a gateway; a range: as many as the demand needs; roles, as in "
+        "prefill=1,decode=2: prompts are computed apart from answers where that gains (default: 1)",
+    )
+    groups[GATEWAY].add_argument(
+        "--split",
+        choices=get_args(Split),
+        default="auto",
+        help="whether another replica computes a prompt than the one that answers it: auto, where that gains; always, "
+        "to try it out; never (default: auto)",
     )
     groups[GATEWAY].add_argument(
         "--processes", type=int, default=1, metavar="N", help="workers that share its port (default: 1)"
@@ -33,35 +45,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    fewest, most = arguments.replicas
+    counts: ReplicaCounts = arguments.replicas
     settings = settings_from(arguments)
-    if (fewest < most or most > 1) and nodes_of(settings.engine, os.environ).count > 1:
+    check_counts(settings, counts)
+    if counts.most > 1 and nodes_of(settings.engine, os.environ).count > 1:
         raise ConfigError(
             "--replicas are of one machine each: start those over several nodes one by one, and a gateway for them",
             param="nnodes",
         )
-    if fewest < most:
+    if arguments.split != "auto" and (counts.is_range or counts.most == 1):
+        raise ConfigError("--split is for a number of --replicas, or roles: there is nobody to share a prompt with")
+    if counts.is_range:
         from penstock.cli.serve_fleet import serve_range
 
-        serve_range(settings, fewest, most, arguments.processes)
-    elif most > 1:
+        serve_range(settings, counts.fewest, counts.most, arguments.processes)
+    elif counts.most > 1:
         from penstock.cli.replicas import serve_replicas
 
-        serve_replicas(settings, most, arguments.processes)
+        serve_replicas(settings, counts, arguments.processes, arguments.split)
     elif arguments.processes > 1:
         raise ConfigError("--processes is for the gateway of --replicas: there is none in front of one replica")
     else:
         from penstock.cli.serve import serve
 
         serve(settings, has_console=True)
-
-
-def _range(text: str) -> tuple[int, int]:
-    fewest, _, most = text.partition("..")
-    try:
-        found = int(fewest), int(most or fewest)
-    except ValueError:
-        found = 0, 0
-    if not 0 <= found[0] <= found[1] or not found[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a range such as 1..4")
-    return found

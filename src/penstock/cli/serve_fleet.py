@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettin
     own = {key: value for key, value in chosen.items() if value != getattr(plain, key) and key not in _OF_THE_GATEWAY}
     pool: dict[str, Any] = {
         "model": settings.model,
-        "engine": asdict(settings.engine),
+        "engine": asdict(replace(settings.engine, kv_port=0)),  # KV blocks go between its replicas
         "server": own,
         "min": fewest,
         "max": most,

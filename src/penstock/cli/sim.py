@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import sim_fleet
+from penstock.cli.replica_counts import replica_counts
 from penstock.core.errors import ConfigError
 from penstock.core.files import check_outputs, write_file, write_json
 
 if TYPE_CHECKING:
     from penstock.core.request import Priority
+    from penstock.core.settings import Role
     from penstock.sim.profile import Profile
     from penstock.sim.result import Result
     from penstock.workload.trace import Arrival
@@ -37,6 +39,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     calibrate.add_argument("--like", default=None, metavar="PROFILE", help="the rest of the profile is this one's")
     calibrate.add_argument("--name", default="calibrated", help="of the profile")
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="write it there (default: print it)")
+    predict = kinds.add_parser(
+        "predict", help="a profile of a model on one GPU or several, by the arithmetic of `plan`"
+    )
+    _add_predict(predict)
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="as of `penstock plan`: llama70b, hf:org/name, a directory, …")
+    parser.add_argument("--gpu", required=True, metavar="NAME", help="of `penstock plan --list-hardware`")
+    parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML that adds GPUs, or overrides their figures")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="GPUs that share every layer (default: 1)")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline (default: 1)")
+    parser.add_argument("--ep", type=int, default=1, metavar="N", help="as --tp: whole experts are shared out")
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node (default: the table's)")
+    parser.add_argument("--link", metavar="NAME", help="between GPUs of a node: own or pcie (default: own)")
+    parser.add_argument("--network", metavar="NAME", help="between nodes: own, ib400, 100gbe (default: own)")
+    parser.add_argument("--quant", metavar="FORMAT", help="bf16, fp8, int8, int4 (default: the model's own)")
+    parser.add_argument("--kv", default="bf16", metavar="FORMAT", help="of the KV cache: bf16, fp8 (default: bf16)")
+    parser.add_argument("--engine", choices=["vllm", "penstock"], default="penstock", help="(default: penstock)")
+    parser.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument("--chunk-tokens", type=int, default=8192, metavar="N", help="(default: 8192)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there (default: print it)")
 
 
 def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str) -> None:
@@ -47,7 +71,26 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
         metavar="NAME,…",
         help=f"of the router's, or oracle: greedy, by full knowledge of all caches and queues (default: {strategy})",
     )
-    parser.add_argument("--replicas", default=replicas, metavar="N,…", help=f"(default: {replicas})")
+    parser.add_argument(
+        "--replicas",
+        default=replicas,
+        metavar="N|ROLE=N,…",
+        help="fleets; one with roles is prefill=1,decode=3, and a role that was named already begins another fleet "
+        f"(default: {replicas})",
+    )
+    parser.add_argument(
+        "--split",
+        choices=["auto", "always", "never"],
+        default="auto",
+        help="whether prompts are computed apart from answers, as models.NAME.split (default: auto)",
+    )
+    parser.add_argument(
+        "--kv-gb-s",
+        type=_positive,
+        metavar="GB/S",
+        help="replicas pull KV blocks from each other, so fast: 400 as NVLink, 50 as 400 Gbit/s of InfiniBand, 12.5 "
+        "as 100 GbE (default: 50 for replicas with roles or --split always, else they do not)",
+    )
     parser.add_argument(
         "--profile", default=_PROFILE, metavar="NAME|FILE", help=f"what a replica can do (default: {_PROFILE})"
     )
@@ -78,6 +121,8 @@ def _add_trace(parser: argparse.ArgumentParser, *, strategy: str, replicas: str)
 def run(arguments: argparse.Namespace) -> None:
     if arguments.sim == "calibrate":
         _calibrate(arguments)
+    elif arguments.sim == "predict":
+        _predict(arguments)
     elif arguments.sim == "fleet":
         sim_fleet.run(arguments)
     else:
@@ -98,9 +143,9 @@ def _compare(given: argparse.Namespace) -> None:
     if not arrivals:
         raise ConfigError(f"no request of {given.trace} fits a replica of {profile.name}")
     results = []
-    for num_replicas in _numbers(given.replicas):
+    for roles in _fleets(given.replicas):
         for policy in given.strategy.split(","):
-            results.append(_run_one(given, profile, arrivals, num_replicas, policy.strip()))
+            results.append(_run_one(given, profile, arrivals, roles, policy.strip()))
     print((markdown if given.markdown else plain)(results))
     if len(read) > len(arrivals):
         print(f"left out: {len(read) - len(arrivals)} requests that fit no replica", file=sys.stderr)
@@ -113,16 +158,27 @@ def _compare(given: argparse.Namespace) -> None:
 
 
 def _run_one(
-    given: argparse.Namespace, profile: Profile, arrivals: Sequence[Arrival], num_replicas: int, policy: str
+    given: argparse.Namespace, profile: Profile, arrivals: Sequence[Arrival], roles: tuple[Role, ...], policy: str
 ) -> Result:
+    from penstock.sim.network import KvLink
     from penstock.sim.simulation import POLICIES, Simulation
     from penstock.sim.workload import replay, speed_for
     from penstock.terminal.progress import ProgressBar
 
     if policy not in POLICIES:
         raise ConfigError(f"no policy '{policy}'; there are {', '.join(POLICIES)}", param="strategy")
+    if policy == "oracle" and set(roles) != {"both"}:
+        raise ConfigError("the oracle knows no roles: leave it out, or say --replicas N", param="strategy")
+    num_replicas = len(roles)
     speed = given.speed or speed_for(arrivals, profile, num_replicas, given.utilisation, given.copies)
-    simulation = Simulation(profile, num_replicas, "oracle" if policy == "oracle" else _routing(policy, given.weights))
+    has_transfer = given.kv_gb_s or set(roles) != {"both"} or given.split == "always"
+    simulation = Simulation(
+        profile,
+        roles,
+        "oracle" if policy == "oracle" else _routing(policy, given.weights),
+        kv_link=KvLink(given.kv_gb_s or KvLink.gb_s) if has_transfer else None,
+        split=given.split,
+    )
     asks = replay(arrivals, speed, copies=given.copies, tenants=given.tenants, classes=_classes(given.classes))
     total, has_terminal = len(arrivals) * given.copies, sys.stderr.isatty()
 
@@ -171,16 +227,29 @@ def _classes(text: str) -> dict[Priority, float] | None:
 
 def _calibrate(given: argparse.Namespace) -> None:
     from penstock.sim.calibrate import calibrate, read_steps
-    from penstock.sim.profile import write_profile
 
     check_outputs(given.out)
     steps, limits = read_steps(given.log)
     fit = calibrate(steps)
     like = _profile(given.like) if given.like else None
-    text = write_profile(fit.profile(given.name, limits, like))
     print(fit.summary(), file=sys.stderr)
-    if given.out:
-        write_file(given.out, text)
+    _write(fit.profile(given.name, limits, like), given.out)
+
+
+def _predict(given: argparse.Namespace) -> None:
+    from penstock.cli.plan_inputs import replica_for
+    from penstock.sim.predicted import predicted_profile
+
+    check_outputs(given.out)
+    _write(predicted_profile(Path(given.model).name, *replica_for(given)), given.out)
+
+
+def _write(profile: Profile, out: Path | None) -> None:
+    from penstock.sim.profile import write_profile
+
+    text = write_profile(profile)
+    if out:
+        write_file(out, text)
     else:
         print(text, end="")
 
@@ -192,14 +261,25 @@ def _pairs(text: str, param: str) -> list[tuple[str, float]]:
         raise ConfigError(f"--{param} is NAME=NUMBER,…, and not '{text}'", param=param) from None
 
 
-def _numbers(text: str) -> list[int]:
+def _fleets(text: str) -> list[tuple[Role, ...]]:
+    """The roles of each fleet's replicas: 4,16 are two fleets, and so are 4,prefill=1,decode=3."""
+    groups: list[list[str]] = []
+    named: set[str] = set()  # roles of the last one
+    for part in text.split(","):
+        role = part.partition("=")[0].strip() if "=" in part else ""
+        if role and named and role not in named:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+            named = set()
+        named |= {role} if role else set()
     try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(f"--replicas is N,…, and not '{text}'", param="replicas")
-    return numbers
+        counts = [replica_counts(",".join(group)) for group in groups]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--replicas is N or ROLE=N,…: {error}", param="replicas") from None
+    if any(count.is_range for count in counts):
+        raise ConfigError(f"--replicas is N or ROLE=N,…, and not a range: '{text}'", param="replicas")
+    return [count.each_role for count in counts]
 
 
 def _positive(text: str) -> float:

@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser, profile: str) -> None:
     parser.add_argument(
         "--surge", type=float, default=None, metavar="X", help="declared to the policy, and the curve's"
     )
-    parser.add_argument("--price", type=float, default=4.0, metavar="P", help="of a replica-hour (default: 4)")
+    parser.add_argument("--price", type=float, default=4.0, metavar="P", help="of a device-hour (default: 4)")
     parser.add_argument("--parked-price", type=float, default=0.4, metavar="P", help="likewise, parked (default: 0.4)")
     parser.add_argument("--requests", action="store_true", help="request by request: for hours of a small demand")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -63,20 +63,22 @@ def run(given: argparse.Namespace) -> None:
 
     check_outputs(given.json, given.html)
     slo = Slo(ttft_s=given.slo_ttft, tpot_s=given.slo_tpot)
+    profile = replace(load_profile(given.profile), slo=slo)
+    price, parked_price = given.price * profile.devices, given.parked_price * profile.devices
     case = Case(
         _demand(given),
-        replace(load_profile(given.profile), slo=slo),
+        profile,
         slo,
         PoolSettings(
             min=given.min,
             max=given.max,
             surge=given.surge or 1.0,
-            price_per_hour=given.price,
-            parked_price_per_hour=given.parked_price,
+            price_per_hour=price,
+            parked_price_per_hour=parked_price,
         ),
         Durations(start_s=given.cold_start, wake_s=given.wake),
         given.target,
-        Prices(given.price, given.parked_price),
+        Prices(price, parked_price),
         given.requests,
     )
     bar = ProgressBar(unit="seconds")

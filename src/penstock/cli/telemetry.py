@@ -7,13 +7,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
+from penstock.engine.client import EngineClient
 from penstock.gateway.records import tracing as at_gateway
 from penstock.observe import catalog
 from penstock.observe.otlp.exporter import MetricExporter, TraceExporter
 from penstock.observe.otlp.target import Target, Telemetry
 from penstock.observe.redaction import redact
 from penstock.observe.registry import Registry
-from penstock.observe.spans import Roots
+from penstock.observe.spans import Attributes, Roots
 from penstock.server import tracing as at_replica
 from penstock.server.recorder import Recorder
 
@@ -40,7 +41,7 @@ def gateway_traces(found: Telemetry) -> Iterator[at_gateway.Traces]:
 
 
 @contextmanager
-def replica_traces(found: Telemetry, recorder: Recorder) -> Iterator[None]:
+def replica_traces(found: Telemetry, recorder: Recorder, engine: EngineClient) -> Iterator[None]:
     if found.traces is None:
         yield
         return
@@ -49,9 +50,14 @@ def replica_traces(found: Telemetry, recorder: Recorder) -> Iterator[None]:
         found.traces, found.resource, lambda one: at_replica.spans(one, ids.span_id)
     ) as out:
         _say("traces", found.traces, f"{found.sampling.ratio:.3g} of those that do not say")
-        traces = at_replica.Traces(roots, out, recorder.registry.count(catalog.TRACES_LOST))
+        lost = recorder.registry.count(catalog.TRACES_LOST)
+        traces = at_replica.Traces(roots, out, lost, lambda: _rank_attributes(engine))
         recorder.listeners.append(traces.ended)
         yield
+
+
+def _rank_attributes(engine: EngineClient) -> Attributes:
+    return at_replica.rank_attributes(engine.info.layout if engine.info is not None else "", engine.rank_figures)
 
 
 @asynccontextmanager

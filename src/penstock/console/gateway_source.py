@@ -110,7 +110,7 @@ class GatewaySource(Subscriber):
 
     def state(self, now_s: float) -> State:
         gateway = self._gateway
-        views = state_of(gateway.replicas.values(), gateway.admission, gateway.now())
+        views = state_of(gateway.replicas.values(), gateway.pools, gateway.admission, gateway.now())
         if now_s - self._tenants_at_s >= _TENANTS_S:
             self._tenants_at_s = now_s
             self._tenants = self._tenant_rows(now_s)
@@ -151,6 +151,7 @@ class GatewaySource(Subscriber):
             heard_s_ago=view.heard_s_ago,
             source=view.source,
             is_draining=view.is_draining,
+            role=view.role,
         )
         if report is None:
             return row
@@ -165,6 +166,8 @@ class GatewaySource(Subscriber):
             kv_capacity=limits.kv_capacity_tokens or None,
             tokens_per_s=made.rate if made is not None else None,
             step_s=report.measured.speeds.decode_step_s,
+            parallelism=report.measured.device.parallelism,
+            ranks=report.measured.device.ranks,
         )
 
     def _models(self) -> list[ModelRow]:

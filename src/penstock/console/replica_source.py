@@ -67,6 +67,9 @@ class ReplicaSource:
             step_s=report.measured.speeds.decode_step_s,
             restarts=report.restarts,
             version=__version__,
+            role=report.role,
+            parallelism=report.measured.device.parallelism,
+            ranks=report.measured.device.ranks,
         )
         return State(
             [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)],

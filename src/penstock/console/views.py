@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.api import server_timing
+from penstock.core.ranks import RankFigures
 from penstock.gateway.records.facts import RequestFacts
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
@@ -34,6 +35,9 @@ class ReplicaRow(Struct, frozen=True):
     version: str = ""  # of its software
     source: str = ""  # that names it: file, store, dns; empty: it is the server itself
     is_draining: bool = False  # an operator said so
+    role: str = "both"  # prefill: it computes prompts for others; decode: it answers
+    parallelism: str = ""  # of several ranks, in short: TP2 PP2; empty: there is one, or it does not say
+    ranks: tuple[RankFigures, ...] = ()  # of its model, as they last said
 
 
 class QueueRow(Struct, frozen=True):
@@ -128,6 +132,10 @@ class DecisionRow(Struct, frozen=True):
     candidates: list[Candidate]  # the best first
     num_candidates: int
     dropped: dict[str, str]  # replicas that could not be picked, and why
+    source: str = ""  # the replica that KV blocks of the prompt are pulled from
+    why: str = ""  # prefill, prefix or moved; or why there is no source; empty: none is possible
+    pulled_tokens: int = 0
+    gain_s: float | None = None  # that the source was expected to save
 
 
 def request_row(at_s: float, facts: RequestFacts, replica: str) -> RequestRow:
@@ -186,6 +194,10 @@ def decision_row(at_s: float, request: EdgeRequest, choice: Choice, names: dict[
         shown,
         len(totals),
         {names.get(id_, id_): reason for id_, reason in choice.dropped.items()},
+        names.get(choice.source.replica.id, choice.source.replica.id) if choice.source is not None else "",
+        choice.source.reason.value if choice.source is not None else choice.alone or "",
+        choice.source.pulled_tokens if choice.source is not None else 0,
+        _rounded(choice.source.gain_s) if choice.source is not None else None,
     )
 
 

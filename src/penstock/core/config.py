@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, get_type_hints
 
@@ -36,10 +37,16 @@ def shown(word: str) -> str:
     return word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of the fields; to evaluate them takes longer than all the rest of `build`."""
+    return get_type_hints(cls, include_extras=True)
+
+
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{where}{key}"

@@ -4,9 +4,9 @@
                       │                             │
                       └─ metrics, console           └─ router, admission, console
 
-The groups are carried as they are. The engine fills `load`, `totals`, `cache` and `speculation` after every step, and
-`limits` once; the server adds what it sees itself. In a replica's report the groups are one flat object, so a name
-occurs once in all of them. A new number goes last in its group and has a default: versions meet during an upgrade.
+The groups are carried as they are. The engine fills `load`, `totals`, `cache`, `disk` and `speculation` after every
+step, and `limits` once; the server adds what it sees itself. In a replica's report the groups are one flat object, so a
+name occurs once in all of them. A new number goes last in its group and has a default: versions meet during an upgrade.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.core.devices import DeviceReading
+from penstock.core.ranks import RankFigures
 
 
 class ServingLimits(Struct, frozen=True, gc=False, array_like=True):
@@ -47,6 +48,7 @@ class EngineLoad(Struct, frozen=True, gc=False, array_like=True):
     steps: int = 0  # of the engine since its start
     kv_fragmentation: float = 0.0  # the part of the room in sequences' blocks that has no token in it
     budget_tokens: int = 0  # that the next step may carry
+    expert_imbalance: float = 0.0  # tokens of the busiest rank by the mean, of late; 0: no experts are shared out
 
     @property
     def num_queued(self) -> int:
@@ -77,11 +79,34 @@ class PrefixCacheUse(Struct, frozen=True, gc=False, array_like=True):
     cached_blocks: int = 0  # that a lookup can find now, held or free
 
 
+class DiskCacheUse(Struct, frozen=True, gc=False, array_like=True):
+    """KV blocks on disk. Counters since the engine's start, but for `disk_blocks` and `disk_bytes`."""
+
+    disk_blocks: int = 0  # that are there now
+    disk_bytes: int = 0  # of their files
+    disk_loaded_tokens: int = 0  # read into host memory
+    disk_dropped_blocks: int = 0  # that were not written before host memory was needed, or could not be
+    disk_late_blocks: int = 0  # not waited for any longer: computing them took less time
+    disk_damaged_blocks: int = 0  # files that failed their check
+    disk_errors: int = 0  # of the operating system
+
+
 class SpeculationTotals(Struct, frozen=True, gc=False, array_like=True):
     """Counters since the engine's start."""
 
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+
+class KvTransferTotals(Struct, frozen=True, gc=False, array_like=True):
+    """Counters since the engine's start, of KV blocks that come from other engines or go there."""
+
+    pulled_tokens: int = 0
+    pulls: int = 0
+    failed_pulls: int = 0  # of them, those that ended before all had come: the rest was computed
+    pull_s: float = 0.0  # all pulls together, waiting for what is computed elsewhere included
+    lent_tokens: int = 0
+    kv_sources: tuple[tuple[str, int], ...] = ()  # connections to engines to pull from, by mover
 
 
 class EngineSpeeds(Struct, frozen=True, gc=False, array_like=True):
@@ -90,11 +115,14 @@ class EngineSpeeds(Struct, frozen=True, gc=False, array_like=True):
     prefill_tokens_per_s: float | None = None
     decode_step_s: float | None = None  # a step in which every sequence made one token
     host_tokens_per_s: float | None = None  # whose keys and values come back from host memory
+    kv_pull_tokens_per_s: float | None = None  # the same from other engines, of blocks that they had
 
 
 class DeviceReadings(Struct, frozen=True, gc=False, array_like=True):
     devices: tuple[DeviceReading, ...] = ()  # as they were last read, once a second; none: nothing is known of them
     device_fault: str = ""  # why one of them gets no more work; the replica is draining then
+    parallelism: str = ""  # of several ranks, in short: TP2 PP2; "": there is one
+    ranks: tuple[RankFigures, ...] = ()  # of the model, as they last said; none: there is one, or nobody has said
 
 
 class EngineMeasurements(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -105,6 +133,8 @@ class EngineMeasurements(Struct, frozen=True, gc=False, omit_defaults=True):
     limits: ServingLimits = ServingLimits()
     speeds: EngineSpeeds = EngineSpeeds()
     device: DeviceReadings = DeviceReadings()
+    transfer: KvTransferTotals = KvTransferTotals()
+    disk: DiskCacheUse = DiskCacheUse()
 
     @property
     def kv_usage(self) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+
 INT8_KV_SCALE_BYTES = 2  # of a key or a value of one head, in a cache of 8-bit integers
 
 
@@ -115,3 +117,13 @@ class ModelConfig:
     def kv_bytes_per_token(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
         """A key or a value of a head may have a scale."""
         return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + bytes_per_scale)
+
+
+def check_sizes(config: ModelConfig) -> ModelConfig:
+    """The config itself, if its sizes can be those of a model: kernels divide by them. Raises ValueError."""
+    for name in _SIZES:
+        if not isinstance(size := getattr(config, name), int) or size < 1:
+            raise ValueError(f"{name} is {size!r}, and must be a positive whole number")
+    if config.num_heads % config.num_kv_heads:
+        raise ValueError(f"{config.num_heads} heads of queries cannot share {config.num_kv_heads} heads of keys evenly")
+    return config

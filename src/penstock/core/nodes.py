@@ -4,6 +4,7 @@ which ranks each of them has. It opens no socket.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -85,6 +86,16 @@ def spread(parallelism: Parallelism, num_nodes: int, *, param: str = "nnodes") -
         "multiple of pp, and tp a multiple of the nodes of a stage",
         param=param,
     )
+
+
+def fewest_nodes(parallelism: Parallelism, per_node: int) -> NodeMap:
+    """Ranks over as few nodes of so many GPUs as they can be spread over: at worst each has a node of its own."""
+    for count in range(-(-parallelism.num_ranks // per_node), parallelism.num_ranks):
+        with contextlib.suppress(ConfigError):
+            found = spread(parallelism, count)
+            if max(found.sizes) <= per_node:
+                return found
+    return NodeMap((1,) * parallelism.num_ranks)
 
 
 def nodes_of(settings: EngineSettings, environ: Mapping[str, str]) -> Nodes:

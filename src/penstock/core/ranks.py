@@ -1,8 +1,23 @@
-"""Ranks of a model that is spread over several processes: how one stands, and its loss, which ends the engine."""
+"""Ranks of a model that is spread over several processes: how one stands, and its loss, which ends the engine.
+
+a rank's steps ──▶ RankUsage ──▶ leader ──▶ RankReading ──▶ server ──▶ RankFigures ──▶ report, console, traces
+                                                              └─ metrics
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
+
+
+class RankUsage(Struct, frozen=True):
+    """Memory that a rank has taken, and time of its steps since its start."""
+
+    memory_bytes: int = 0  # of its process, or of its GPU
+    communication_s: float | None = None  # of its steps, with other ranks, waits included; None: nobody knows
+    is_estimated: bool = False  # the above: its collectives, by what each took when it was measured, without waits
+    busy_s: float = 0.0  # in steps, communication included
+    num_steps: int = 0
+    device: str = ""  # the UUID of its GPU; "": a CPU
 
 
 class RankReading(Struct, frozen=True):
@@ -10,8 +25,26 @@ class RankReading(Struct, frozen=True):
 
     rank: int
     node: str = ""  # where it is, if there are several machines
-    memory_bytes: int = 0  # of its process, or of its GPU, that it has taken
-    communication_s: float | None = None  # in sums and gathers with others, since its start; None: nobody measures it
+    usage: RankUsage = RankUsage()
+
+
+class RankReads(Struct, frozen=True):
+    """Bytes that a rank reads in a step: its part of the weights, and of each token of context in the cache."""
+
+    weight_bytes: int
+    kv_token_bytes: int
+
+
+class RankFigures(Struct, frozen=True):
+    """A rank's shares in recent steps, for those who look at a replica."""
+
+    rank: int
+    node: str = ""
+    device: str = ""
+    memory_bytes: int = 0
+    mbu: float | None = None  # of the bandwidth of its device; None: nobody has measured such a device
+    communication: float | None = None  # of its steps' time; None: nobody knows, or no step has run
+    is_estimated: bool = False  # the above: see `RankUsage`
 
 
 class RankLost(BaseException):

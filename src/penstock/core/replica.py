@@ -13,11 +13,13 @@ import msgspec
 from msgspec.structs import force_setattr, replace
 
 from penstock.core.measurements import EngineLoad, ServingLimits
+from penstock.core.settings import Role
 
 STALE_AFTER_S = 1.0  # four polls missed, at four polls a second
 GONE_AFTER_S = 30.0
 _KV_LEAST_LEFT = 0.01  # a cache that is fuller counts as this full
 HOST_SHARE = 0.2  # of a replica that does not say: most GPUs fetch five tokens and more while they compute one
+KV_PULL_TOKENS_PER_S = 10_000.0  # of a replica that does not say: 128 KiB a token, as of 8B models, at 10 Gbit/s
 UNBOUNDED = 1 << 40  # tokens; the size of what does not say its size, such as a provider
 UNKNOWN_LIMITS = ServingLimits(
     max_num_seqs=256, chunk_tokens=2048, max_model_len=UNBOUNDED, kv_capacity_tokens=UNBOUNDED
@@ -47,12 +49,18 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     load: EngineLoad = EngineLoad()
     adapters: frozenset[str] = frozenset()  # LoRA adapters that can be asked of it, by name
     warm_adapters: frozenset[str] = frozenset()  # of those, the ones on its device
+    role: Role = "both"
+    kv_address: str = ""  # host:port of its KV transfer; empty: it has none, or none that can be used
+    kv_layout: str = ""  # KV blocks go between replicas whose layout is the same
+    pulls_prefixes: bool = True  # False: KV comes to it only of prompts that another computes for it, as in vLLM
+    needs_peer: bool = False  # it serves no request alone: it computes prompts for others, or waits for theirs
 
     # what this gateway takes its speed to be: what it measured, or else its siblings did, or its answers show
     prefill_tokens_per_s: float = 2000.0
     decode_tokens_per_s: float = 2000.0  # of the whole batch
     mean_output_tokens: float = 256.0
     host_share: float = HOST_SHARE  # what a token from its host memory costs, of one that it computes
+    kv_pull_tokens_per_s: float = KV_PULL_TOKENS_PER_S  # that come to it from another replica
 
     # what this gateway thinks of it
     state: ReplicaState = ReplicaState.READY

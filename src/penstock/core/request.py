@@ -34,6 +34,13 @@ class AdapterRef(msgspec.Struct, frozen=True, gc=False, array_like=True):
     name: str
 
 
+class KvSource(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Another replica that KV blocks of a prompt can be pulled from."""
+
+    address: str  # host:port, of its KV transfer
+    prefills: bool = False  # it is asked to compute what it does not have
+
+
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     id: str
     prompt_ids: list[int]
@@ -49,6 +56,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tenant: str = ""  # who shares the engine with whom: see `sched.fairness`
     weight: float = 1.0  # of the tenant's share among all that are here
     is_resumed: bool = False  # its client has a part of the answer from a replica that was lost: see `sched.ranking`
+    kv_source: KvSource | None = None  # None: what is not cached here is computed here
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""
@@ -67,8 +75,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class RequestTimings(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Seconds spent in the engine, reported once with the first token."""
 
-    queue_s: float  # from arrival in the engine to the first step that ran it
+    queue_s: float  # from arrival in the engine to the first step that ran it, less `pull_s`
     prefill_s: float  # from there to the end of the step that made the first token
+    pull_s: float = 0.0  # until the KV blocks that another engine was asked for had come, or would not
+    pulled_tokens: int = 0  # that came
+    is_pull_whole: bool = False  # all that was asked for did
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):

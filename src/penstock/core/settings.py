@@ -14,6 +14,7 @@ from penstock.core.slo import Seconds, Slo
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
+Role = Literal["both", "prefill", "decode"]
 
 
 def setting(default: Any, help: str) -> Any:
@@ -44,7 +45,7 @@ class EngineSettings:
     max_model_len: Count | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
     max_num_seqs: Count | None = setting(None, "most sequences in a batch")
     chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
-    block_size: Count | None = setting(None, "tokens in a block of the KV cache")
+    block_size: Count | None = setting(None, "tokens in a block of the KV cache; with sp, of each rank's part of one")
     memory_fraction: Share | None = setting(
         None,
         "share of a GPU's memory for weights, activations and KV cache together, auto: 0.9; of a CPU's free memory for "
@@ -55,6 +56,25 @@ class EngineSettings:
         None,
         "GiB of host memory for KV blocks that the device's cache has no room for; none: what has no room is computed "
         "again. On a CPU rather raise memory_fraction",
+    )
+    disk_kv_gib: Annotated[float, Meta(gt=0)] | None = setting(
+        None,
+        "GiB of disk for KV blocks below those in host memory, which it needs (host_kv_gib); they are found again "
+        "after a restart. They are made of prompts; none: nothing is written",
+    )
+    disk_kv_path: str | None = setting(
+        None, "directory for these blocks, with a directory of its own for every model; auto: kv in penstock's home"
+    )
+    disk_kv_age_s: Seconds = setting(86_400.0, "after so long a block is removed from disk, used or not")
+    kv_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
+        None,
+        "port at which other replicas with the same gateway_secret pull KV blocks of prompts from this one, and at "
+        "which it may pull from them; 0 picks a free one; none: no KV blocks come or go",
+    )
+    kv_mover: Literal["auto", "shm", "nixl", "tcp"] = setting(
+        "auto",
+        "how the bytes of these blocks move: shm copies them from the memory of a replica on the same machine, nixl "
+        "reads them by RDMA (penstock[nixl]), tcp sends them; auto: shm where it works, else tcp",
     )
     pooling: Literal["auto", "mean", "last"] = setting(
         "auto", "how a text's embedding is made of its tokens'; auto: as the model's files say, else mean"
@@ -74,6 +94,21 @@ class EngineSettings:
         None,
         "expert parallel, of a mixture of experts: as tp, so that each rank has some of the experts whole; or 1, so "
         "that it has a part of each; auto: 1, or as tp where experts cannot be cut",
+    )
+    sp: Count | None = setting(
+        None,
+        "sequence (context) parallel: so many of the tp ranks have the same heads of keys and values and share out the "
+        "tokens of every sequence; it divides tp; auto: as many as would else have copies of the same keys and values",
+    )
+    redundant_experts: Annotated[int, Meta(ge=0)] = setting(
+        0,
+        "with ep: experts that each rank has beyond its share, for copies of those that most tokens choose; which, is "
+        "decided by expert_counts, or while the engine runs (POST /v1/penstock/experts/rebalance)",
+    )
+    expert_counts: str | None = setting(
+        None,
+        "with ep: a file of how many tokens chose each expert, recorded by GET /v1/penstock/experts; each rank gets "
+        "experts with as much to do; on several nodes each needs the file; none: in the order of their numbers",
     )
     rank_timeout_s: Seconds = setting(
         30.0, "how long a rank waits for another before the replica gives up and starts all of them anew"
@@ -135,6 +170,11 @@ class ServerSettings:
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
         "auto", "how the model calls tools; auto: by its chat template"
     )
+    role: Role = setting(
+        "both",
+        "what gateways send to it: prefill computes prompts, whose KV blocks replicas with role decode pull; both "
+        "needs no other",
+    )
     max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
     max_body_bytes: Count = setting(8 << 20, "largest request body")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
@@ -160,6 +200,9 @@ class ServerSettings:
         [],
         "without a secret: a name that clients may call it by, and whose web pages may use it, as of a proxy in front "
         "of it; none: on loopback an address or localhost, elsewhere any",
+    )
+    allowed_origins: list[str] = setting(
+        [], "an origin (https://chat.example) whose web pages may use the API from a browser (CORS); *: all; none: none"
     )
     watermark: str | None = setting(
         None, "name of the watermark that every answer gets (penstock watermark add NAME); auto: none"

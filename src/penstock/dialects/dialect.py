@@ -9,6 +9,7 @@ import msgspec
 
 Join = Literal["sum", "max"]  # of many series: those of data-parallel ranks add up, but shares do not
 Names = tuple[str, ...]
+Handover = Literal["params", "room"]  # of a prompt's KV, between two servers (`handover`)
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -167,6 +168,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     cancel: Cancel | None = None
     parking: Parking | None = None  # None: it cannot
     has_kv_events: bool = False  # publishes them over ZMQ, if it is told to
+    handover: Handover | None = None  # how two of them share a request, if they are started for it; None: they cannot
     native: Native | None = None  # None: it speaks OpenAI
 
     @property

@@ -192,7 +192,7 @@ def replicas(settings: GatewaySettings) -> Iterator[Finding]:
     models = settings.pools()
     for name, pool in pools_of(models).items():
         secret = os.environ.get(pool.secret_env, "") if pool.secret_env else ""
-        for url in pool.replicas:
+        for url in pool.urls:
             yield _paid(name, url) if pool.key_env else replica(name, url, pool, secret, pool.served_as or name)
 
 

@@ -151,7 +151,7 @@ def parallelism(
     """Over how many ranks it would be served, as `penstock serve` would choose."""
     try:
         needs = needs_of(settings, config, has_fp8=all(gpu.has_fp8 for gpu in visible.gpus), groups=groups)
-        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)
+        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1, sp=settings.sp)
     except PenstockError as error:
         yield fail("parallelism", error.message)
         return

@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.core.config import within
 from penstock.core.errors import OrchestratorError
 from penstock.doctor.findings import Finding, fail, ok, warn
 from penstock.doctor.fleet import SKEW_S, fleets_seen, store_places
 from penstock.fleet.drivers.driver import ReplicaSpec
-from penstock.fleet.drivers.ray import PREFIX, bundle_of, fleet_of
+from penstock.fleet.drivers.ray import PREFIX, fleet_of
+from penstock.fleet.drivers.ray_bundles import Bundle, bundles_for, gpu_shares, told_nodes
 from penstock.fleet.drivers.ray_cluster import GroupView, NodeReport, NodeView, RayCluster
-from penstock.fleet.drivers.ray_fit import explain_lack, fits, shown
+from penstock.fleet.drivers.ray_fit import explain_lack, fits, have_room, shown_all
 from penstock.fleet.drivers.ray_process import RayProcess
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.policy.observation import CapacityType
@@ -41,9 +43,14 @@ _PROBE_S = 60.0  # for an interpreter that imports Ray, on a busy node
 @dataclass(frozen=True)
 class RayPool:
     name: str
-    bundles: Mapping[str, Mapping[str, float]]  # of a replica, by the place that it is for
+    replicas: Mapping[str, ReplicaSpec]  # by the place that it is for
+    settings: RaySettings = field(default_factory=RaySettings)
     path: str = ""  # of its model on nodes; empty: the model is fetched by name
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    def bundles(self, nodes: Sequence[NodeView]) -> dict[str, list[Bundle]]:
+        """Resources of a replica on this cluster, by place."""
+        return {place: bundles_for(spec, self.settings, nodes) for place, spec in self.replicas.items()}
 
 
 @dataclass(frozen=True)
@@ -78,17 +85,18 @@ def use_of_fleet(settings: FleetSettings, store: str) -> RayUse | None:
 def _pool(settings: FleetSettings, name: str, pool: PoolSettings) -> RayPool:
     own: RaySettings = settings.ray.of_pool(name, pool.ray)
     engine = replica_settings(name, pool, settings.slo_of(name, pool), shares_machine=False)
+    with within(f"pools.{name}."):
+        gpu_shares(pool.engine, pool.gpus, told_nodes(pool.engine, own) or 1)
     kinds = [CapacityType.ON_DEMAND]
     if pool.spot.share and own.capacity_prefix:
         kinds.append(CapacityType.SPOT)
-    bundles = {}
+    replicas = {}
     for zone in pool.zones or [""]:
         for kind in kinds:
             place = ", ".join(part for part in (f"zone {zone}" * bool(zone), str(kind) * (len(kinds) > 1)) if part)
-            spec = ReplicaSpec("", name, engine, zone=zone, capacity_type=kind, gpus=pool.gpus)
-            bundles[place] = bundle_of(spec, own)
+            replicas[place] = ReplicaSpec("", name, engine, zone=zone, capacity_type=kind, gpus=pool.gpus)
     path = str(local_path(pool.model)) if source_of(pool.model) is None else ""
-    return RayPool(name, bundles, path, own.runtime_env)
+    return RayPool(name, replicas, own, path, own.runtime_env)
 
 
 def cluster(use: RayUse) -> Iterator[Finding]:
@@ -147,7 +155,7 @@ async def look(ray: RayCluster, use: RayUse) -> AsyncIterator[Finding]:
     for findings in (check_nodes(nodes, time.time()), check_zones(nodes, use), check_room(nodes, use)):
         for finding in findings:
             yield finding
-    asked = [node for node in nodes if node.is_usable and is_for_replicas(node, use.pools)]
+    asked = [node for node in nodes if node.is_usable and is_for_replicas(node, use.pools, nodes)]
     for env in use.runtime_envs():
         paths = sorted({pool.path for pool in use.pools if pool.path and pool.runtime_env == env})
         try:
@@ -168,10 +176,11 @@ async def look(ray: RayCluster, use: RayUse) -> AsyncIterator[Finding]:
         yield finding
 
 
-def is_for_replicas(node: NodeView, pools: Sequence[RayPool]) -> bool:
+def is_for_replicas(node: NodeView, pools: Sequence[RayPool], nodes: Sequence[NodeView]) -> bool:
     """Whether a replica could be placed on a node; the head and the controller's machine often have nothing to give."""
     if pools:
-        return any(fits(bundle, node) for pool in pools for bundle in pool.bundles.values())
+        wanted = [bundle for pool in pools for bundles in pool.bundles(nodes).values() for bundle in bundles]
+        return any(fits(bundle, node) for bundle in wanted)
     return bool(node.resources.get("CPU") or node.resources.get("GPU"))
 
 
@@ -196,7 +205,7 @@ def check_nodes(nodes: Sequence[NodeView], now: float) -> Iterator[Finding]:
 
 def check_zones(nodes: Sequence[NodeView], use: RayUse) -> Iterator[Finding]:
     """Zones that nodes are marked with. Whether pools can be placed in theirs is a matter of room."""
-    usable = [node for node in nodes if node.is_usable and is_for_replicas(node, ())]
+    usable = [node for node in nodes if node.is_usable and is_for_replicas(node, (), nodes)]
     zones = Counter(
         key.removeprefix(use.zone_prefix)
         for node in usable
@@ -220,19 +229,17 @@ def check_zones(nodes: Sequence[NodeView], use: RayUse) -> Iterator[Finding]:
 
 def check_room(nodes: Sequence[NodeView], use: RayUse) -> Iterator[Finding]:
     """Whether some node has what a replica reserves, in use or not, in each place where a pool may have one."""
-    usable = [node for node in nodes if node.is_usable]
     for pool in use.pools:
-        lacking = {
-            place: bundle for place, bundle in pool.bundles.items() if not any(fits(bundle, node) for node in usable)
-        }
-        good = [place for place in pool.bundles if place not in lacking]
+        wanted = pool.bundles(nodes)
+        lacking = {place: bundles for place, bundles in wanted.items() if not have_room(bundles, nodes)}
+        good = [place for place in wanted if place not in lacking]
         if good:
             where = f" in {'; '.join(good)}" if good != [""] else ""
             yield ok("room", f"{pool.name}: nodes have what a replica takes{where}")
-        for place, bundle in lacking.items():
+        for place, bundles in lacking.items():
             where = f" in {place}" if place else ""
-            says = f"{pool.name}: no node has {shown(bundle)}{where}"
-            why = explain_lack(bundle, nodes)
+            says = f"{pool.name}: no node has {shown_all(bundles)}{where}"
+            why = explain_lack(bundles, nodes)
             hint = f"{why}. Where Ray's autoscaler adds such nodes all is well"
             yield warn("room", says, hint) if good else fail("room", says, hint)
 
@@ -327,7 +334,7 @@ def _counted(groups: Sequence[GroupView]) -> str:
         "failed"
         if group.actor.failure
         else "waiting for room"
-        if not group.node
+        if not group.nodes
         else "running"
         if group.actor.is_begun
         else "not begun"

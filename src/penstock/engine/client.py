@@ -21,11 +21,12 @@ from penstock.core.clock import Clock
 from penstock.core.errors import Conflict, EngineFailed, EngineUnavailable, PenstockError, RequestAborted, all_errors
 from penstock.core.measurements import EngineMeasurements
 from penstock.core.parking import MemoryChange
-from penstock.core.ranks import RankReading
+from penstock.core.ranks import RankFigures
 from penstock.core.request import Request, TokenEvent
 from penstock.engine.accounts import Accounts
 from penstock.engine.cache_contents import CacheContents
 from penstock.engine.embedding_calls import EmbeddingCalls
+from penstock.engine.expert_client import ExpertClient
 from penstock.engine.lora_client import LoraClient
 from penstock.engine.mailbox import FrameReader, frame
 from penstock.engine.memory_kills import count_memory_kills
@@ -35,6 +36,7 @@ from penstock.engine.messages import (
     AdapterState,
     Embedded,
     EngineInfo,
+    ExpertState,
     Failed,
     FromEngine,
     Loading,
@@ -42,12 +44,14 @@ from penstock.engine.messages import (
     ParkAnswer,
     RankState,
     Ready,
+    RebalanceAnswer,
     StepReport,
     Stop,
     Submit,
     ToEngine,
     Wake,
 )
+from penstock.engine.rank_meters import RankMeters
 from penstock.engine.speed import StepSpeed
 from penstock.engine.token_stream import TokenStream
 
@@ -116,9 +120,10 @@ class EngineClient:
         self.restarts = 0
         self.memory_kills = 0  # of its processes, by the kernel
         self.cache = CacheContents()
-        self.ranks: dict[int, RankReading] = {}  # of the model, as they last said; none: there is one
+        self.ranks = RankMeters()
         self.adapters = LoraClient(self._send, as_error)
         self._accounts = Accounts()
+        self.experts = ExpertClient(self._send, self._check_ready, as_error)
         self.embeddings = EmbeddingCalls(self._send, self._check_ready)
         self._sent_tokens = 0  # of all prompts, to the process that runs
         self._launched_s = 0.0
@@ -258,6 +263,13 @@ class EngineClient:
         self.cache.begin(0)
         self.adapters.end()
         self.ranks.clear()
+        self.experts.end()
+
+    @property
+    def rank_figures(self) -> tuple[RankFigures, ...]:
+        """How each rank of the model stands; none: there is one."""
+        info = self.info
+        return self.ranks.figures(info.rank_reads, info.read_bytes_per_s) if info is not None else ()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
@@ -281,11 +293,13 @@ class EngineClient:
                 if self.restarts:
                     log.info("the engine process runs again: %s", startup_phases(self.info.startup_s))
             case RankState(reading):
-                self.ranks[reading.rank] = reading
+                self.ranks.take(reading, self.measured.load.steps, self.measured.totals)
             case Embedded():
                 self.embeddings.take(message)
             case ParkAnswer():
                 self._changed(message)
+            case ExpertState() | RebalanceAnswer():
+                self.experts.take(message)
             case Failed(_, text) if self.state in _LIVE:
                 self._last_words = text
             case Failed(EngineFailed.code, text) if self.info is not None:  # a rank, or its node, that is not back yet

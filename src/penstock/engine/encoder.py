@@ -14,6 +14,8 @@ from penstock.engine.messages import (
     FromEngine,
     Park,
     ParkAnswer,
+    RebalanceAnswer,
+    RebalanceExperts,
     StepFigures,
     StepReport,
     Submit,
@@ -24,6 +26,7 @@ from penstock.engine.messages import (
 
 class EncoderEngine:
     lora = None
+    transfer = None
     wants_park = False
 
     def __init__(self, embeddings: EmbedQueue, model: str = "") -> None:
@@ -52,6 +55,9 @@ class EncoderEngine:
                 case Park() | Wake():
                     error = "an engine that makes vectors only cannot be parked"
                     self.outbox.append(ParkAnswer(False, code=UnsupportedTask.code, message=error, model=self._model))
+                case RebalanceExperts():
+                    error = "an engine that makes vectors only has no experts"
+                    self.outbox.append(RebalanceAnswer(code=UnsupportedTask.code, message=error, model=self._model))
 
     def embedded(self, batch: EmbedBatch) -> None:
         self._steps += 1

@@ -16,9 +16,12 @@ from typing import NamedTuple
 
 from penstock.core.errors import EngineUnavailable, PenstockError, UnsupportedParameter, UnsupportedTask
 from penstock.core.measurements import (
+    DiskCacheUse,
     EngineLoad,
     EngineMeasurements,
+    EngineSpeeds,
     EngineTotals,
+    KvTransferTotals,
     PrefixCacheUse,
     SpeculationTotals,
 )
@@ -34,6 +37,8 @@ from penstock.engine.messages import (
     FromEngine,
     Park,
     ParkAnswer,
+    RebalanceAnswer,
+    RebalanceExperts,
     StepFigures,
     StepReport,
     Submit,
@@ -41,16 +46,20 @@ from penstock.engine.messages import (
     Wake,
 )
 from penstock.engine.ports import DeviceMemory, Guides
+from penstock.engine.rebalancing import ExpertRanks, Rebalancing
+from penstock.kv.cache import KVCache
 from penstock.sched.cost import Work, split
 from penstock.sched.plan import Runner, StepHandle, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.speculation.drafting import Drafts
 from penstock.sched.speculation.speculation import Speculation
+from penstock.transfer.exchange import KvExchange
 
 log = logging.getLogger("penstock.engine")
 
 _LOOK_S = 0.1  # how often what takes a look at every sequence is looked at
 _NO_STEP = StepFigures()
+_NO_DISK = DiskCacheUse()
 _PARKED = "the engine is parked"
 _MAX_FAILED_STEPS = 3  # in a row; a device that fails again and again is left to a fresh process
 
@@ -81,12 +90,14 @@ class Engine:
         embeddings: EmbedQueue | None = None,
         lora: LoraManager | None = None,
         memory: DeviceMemory | None = None,
+        experts: ExpertRanks | None = None,
+        transfer: KvExchange | None = None,
         num_devices: int = 1,
         model: str = "",
     ) -> None:
         """`work` splits a step's time over its sequences. Requests for what is None are refused; without `memory` that
-        can be given back the engine cannot be parked. `num_devices`: those that work on every step, each of which a
-        request pays for. `model` marks messages where several engines share a process."""
+        can be given back the engine cannot be parked. `experts`: of a mixture. `num_devices`: those that work on every
+        step, each of which a request pays for. `model` marks messages where several engines share a process."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
@@ -101,10 +112,13 @@ class Engine:
         self.failed_steps = 0  # in a row
         self._model = model
         self._memory = memory
+        self._rebalancing = Rebalancing(experts)
+        self.transfer = transfer
         self._work = work
         self._num_devices = num_devices
         self._speculation = speculation
         self._steps = 0
+        self._launched = 0
         self._busy_s = 0.0
         self._read_tokens = 0
         self._received_tokens = 0
@@ -112,12 +126,17 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.in_flight or self.scheduler.has_work or self.embeddings.has_work)
+        is_lending = self.transfer is not None and self.transfer.has_work
+        has_work = self.scheduler.has_work or self.embeddings.has_work or self._rebalancing.is_busy
+        return not (self.in_flight or has_work or is_lending)
 
     # -- requests
 
     def receive(self, messages: Sequence[ToEngine], now: float) -> None:
-        """Take messages in. Also without any, requests go on whose adapter has been read meanwhile."""
+        """Take messages in. Also without any, requests go on whose adapter has been read or whose KV blocks have come
+        meanwhile."""
+        if self.transfer is not None:
+            messages = [*messages, *self._exchange(self.transfer, now)]
         if self.lora is not None:
             messages = self.lora.receive(messages)
             self._tell_of_adapters()
@@ -125,14 +144,15 @@ class Engine:
         for message in messages:
             match message:
                 case Submit(request):
-                    self._received_tokens += len(request.prompt_ids)
+                    if self.transfer is None or not self.transfer.is_own(request.id):
+                        self._received_tokens += len(request.prompt_ids)  # that the server has sent
                     if self.is_parked or self.wants_park:
                         self._refuse(request, _PARKED, EngineUnavailable.code)
                     else:
                         self._begin(request, now)
                 case Abort(request_id):
                     self.embeddings.abort(request_id)
-                    is_aborted |= self.scheduler.abort(request_id)
+                    is_aborted |= self._abort(request_id)
                 case Embed(request_id) if self.is_parked or self.wants_park:
                     self.outbox.append(Embedded(request_id, error=_PARKED, model=message.model))
                 case Embed():
@@ -141,18 +161,67 @@ class Engine:
                     self.wants_park = True
                 case Wake():
                     self._wake()
+                case RebalanceExperts():
+                    self._rebalance()
         if is_aborted and not self.scheduler.has_work:  # no step will report that the engine is idle now
             self._report([])
         if self.wants_park and self.is_idle:
             self._park()
 
     def _begin(self, request: Request, now: float) -> None:
-        if request.guide is None:
-            self.scheduler.submit(request, now)
-        elif self.guides is not None:
-            self.scheduler.submit(request, now, self.guides.open(request))
-        else:
+        if request.guide is not None and self.guides is None:
             self._refuse(request, "this engine cannot keep an answer to a guide", UnsupportedParameter.code)
+            return
+        if request.adapter is not None and not self.scheduler.adapters.num_slots:
+            self._refuse(request, "this engine runs no adapters", UnsupportedParameter.code)
+            return
+        guide = self.guides.open(request) if request.guide is not None and self.guides is not None else None
+        sequence = self.scheduler.submit(request, now, guide)
+        if self.transfer is not None and self.transfer.begin(sequence, now):
+            self.scheduler.set_aside(sequence)
+
+    def _abort(self, request_id: str) -> bool:
+        if self.transfer is not None:
+            self.transfer.abandon(request_id)
+        return self.scheduler.abort(request_id)
+
+    # -- KV blocks of other engines
+
+    def _exchange(self, transfer: KvExchange, now: float) -> list[ToEngine]:
+        """KV blocks that have come or are to go; messages of this engine to itself, about prompts that it computes for
+        others."""
+        had_work = transfer.has_work
+        begun, aborted = transfer.advance(
+            now,
+            is_open=not (self.is_parked or self.wants_park),
+            has_room=not self.scheduler.is_short,
+            launched=self._launched,
+            done=self._launched - (len(self.in_flight) if self.runner.overlaps else 0),
+        )
+        for sequence in transfer.ended:
+            self.scheduler.bring_back(sequence)
+        transfer.ended.clear()
+        if transfer.costs:
+            charges = [Charge(request_id, cost.device_s, cost.kv_block_s) for request_id, cost in transfer.costs]
+            transfer.costs.clear()
+            self._report([], charges=charges)
+        elif had_work and not (transfer.has_work or self.scheduler.has_work):  # no step will report that it is idle now
+            self._report([])
+        return [*map(Submit, begun), *map(Abort, aborted)]
+
+    def _without_own(
+        self, transfer: KvExchange, events: list[TokenEvent], charges: list[Charge]
+    ) -> tuple[list[TokenEvent], list[Charge]]:
+        """Events for the server: all but those of prompts that are computed for others."""
+        own = [event for event in events if transfer.is_own(event.request_id)]
+        for charge in charges:
+            transfer.charge(charge.request_id, charge.device_s, charge.kv_block_s)
+        charges = [charge for charge in charges if not transfer.is_own(charge.request_id)]
+        for event in own:
+            if event.finish is not None:
+                transfer.finished(event)
+        mine = {event.request_id for event in own}
+        return [event for event in events if event.request_id not in mine], charges
 
     def _refuse(self, request: Request, message: str, code: str) -> None:
         self._report([TokenEvent(request.id, finish=FinishReason.ERROR, error=message, error_code=code)])
@@ -200,6 +269,16 @@ class Engine:
             self._report([])
         self.outbox.append(ParkAnswer(parks, change, model=self._model))
 
+    # -- experts
+
+    def _rebalance(self) -> None:
+        if self.is_parked or self.wants_park:
+            answer: RebalanceAnswer | None = RebalanceAnswer(code=EngineUnavailable.code, message=_PARKED)
+        else:
+            answer = self._rebalancing.begin(self._model)
+        if answer is not None:
+            self.outbox.append(answer)
+
     # -- steps
 
     @property
@@ -224,6 +303,8 @@ class Engine:
 
     def launch(self, now: float) -> bool:
         """Plan the next step and give it to the device. False: there is none, or it failed."""
+        if self._rebalancing.is_busy and (answer := self._rebalancing.step()) is not None:
+            self.outbox.append(answer)
         is_ahead = bool(self.in_flight)
         plan = self.scheduler.plan(now, {} if is_ahead else self._drafts())
         if plan is None:
@@ -234,6 +315,7 @@ class Engine:
             self._give_up(plan)
             return False
         self.in_flight.append(Step(plan, handle, now, is_ahead))
+        self._launched += 1
         return True
 
     def _drafts(self) -> Drafts:
@@ -249,6 +331,36 @@ class Engine:
     def _stop_guessing(self) -> None:
         log.exception("drafts could not be made; the engine goes on without")
         self._speculation = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Blocks are on their way to disk, also while it is idle."""
+        disk = self.scheduler.cache.disk
+        return disk is not None and disk.is_writing
+
+    def report_disk(self, now: float) -> None:
+        """Say at the start what an earlier engine has left on disk."""
+        cache = self.scheduler.cache
+        if cache.disk is not None:
+            cache.poll(now)
+            self._report([])
+
+    def wait_for_disk(self, timeout_s: float, now: float) -> None:
+        """Take in what the disk has done, and give it more."""
+        self.scheduler.cache.poll(now)
+        if (disk := self.scheduler.cache.disk) is not None:
+            disk.files.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """No step can be launched and none is in flight: wait for what requests wait for, their guides, the disk or
+        other engines."""
+        disk = self.scheduler.cache.disk
+        if disk is not None and disk.is_reading:
+            disk.files.wait(timeout_s)
+        elif self.transfer is not None and self.transfer.has_work:
+            self.transfer.wait(timeout_s)
+        elif self.guides is not None and self.scheduler.has_work:
+            self.guides.wait(timeout_s)
 
     def choose(self) -> None:
         """Choose the newest step's tokens, where that had to wait for those of the step before."""
@@ -302,7 +414,7 @@ class Engine:
         self.failed_steps += 1
         if self.failed_steps >= _MAX_FAILED_STEPS:
             raise RuntimeError(f"{self.failed_steps} steps in a row failed")
-        ended = [s.request_id for s in plan.slices if self.scheduler.abort(s.request_id)]
+        ended = [s.request_id for s in plan.slices if self._abort(s.request_id)]
         message = "the engine failed while running this request"
         self.scheduler.adapters.undo(plan)
         self.scheduler.cache.undo(plan.copies)
@@ -318,7 +430,10 @@ class Engine:
     def _report(
         self, events: list[TokenEvent], step: StepFigures = _NO_STEP, charges: list[Charge] | None = None
     ) -> StepReport:
-        report = StepReport(events, self._measured(), step, self.cache_changes(), charges or [], self._model)
+        charges = charges or []
+        if self.transfer is not None:
+            events, charges = self._without_own(self.transfer, events, charges)
+        report = StepReport(events, self._measured(), step, self.cache_changes(), charges, self._model)
         self.outbox.append(report)
         return report
 
@@ -362,4 +477,22 @@ class Engine:
                 cached_blocks=cache.pool.num_cached,
             ),
             SpeculationTotals(counters.drafted_tokens, counters.accepted_tokens),
+            speeds=EngineSpeeds(kv_pull_tokens_per_s=self.transfer.pull_tokens_per_s if self.transfer else None),
+            transfer=self.transfer.totals if self.transfer is not None else KvTransferTotals(),
+            disk=_disk_use(cache),
         )
+
+
+def _disk_use(cache: KVCache) -> DiskCacheUse:
+    disk = cache.disk
+    if disk is None:
+        return _NO_DISK
+    return DiskCacheUse(
+        disk_blocks=len(disk),
+        disk_bytes=len(disk) * disk.files.block_bytes,
+        disk_loaded_tokens=disk.counters.loaded_blocks * cache.pool.block_size,
+        disk_dropped_blocks=disk.counters.dropped_blocks,
+        disk_late_blocks=disk.counters.late_blocks,
+        disk_damaged_blocks=disk.files.num_damaged,
+        disk_errors=disk.files.num_errors,
+    )

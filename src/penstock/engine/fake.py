@@ -60,7 +60,7 @@ class FakeRunner:
         self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, overlaps: bool = False, host_blocks: int = 0
     ) -> None:
         self.overlaps = overlaps
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks + host_blocks)]
@@ -72,12 +72,16 @@ class FakeRunner:
     def park(self) -> MemoryChange:
         """The cache's content is gone, as on a device; what is on the host is not."""
         self._is_parked = True
-        self._slots[: self._num_blocks] = [[None] * self._block_size for _ in range(self._num_blocks)]
-        return MemoryChange({"release": 0.0}, self._num_blocks * self._block_size)
+        self._slots[: self.num_blocks] = [[None] * self._block_size for _ in range(self.num_blocks)]
+        return MemoryChange({"release": 0.0}, self.num_blocks * self._block_size)
 
     def wake(self) -> MemoryChange:
         self._is_parked = False
-        return MemoryChange({"map": 0.0}, self._num_blocks * self._block_size)
+        return MemoryChange({"map": 0.0}, self.num_blocks * self._block_size)
+
+    def host_block(self, block: int) -> list[int | None]:
+        """One of the host's blocks, to be read and written as a disk's threads would."""
+        return self._slots[self.num_blocks + block]
 
     def submit(self, plan: StepPlan) -> StepHandle:
         assert not self._is_parked, "a parked device is given a step"
@@ -105,7 +109,7 @@ class FakeRunner:
     def _run(self, planned: Slice) -> list[int]:
         """All that the sequence's next token follows; empty: there is none yet."""
         tokens = list(planned.token_ids)
-        assert all(block_id < self._num_blocks for block_id in planned.block_ids), "a block of the host's is used"
+        assert all(block_id < self.num_blocks for block_id in planned.block_ids), "a block of the host's is used"
         if planned.awaits_token:
             tokens.append(self._newest[planned.request_id])
         for position, token_id in enumerate(tokens, planned.start):

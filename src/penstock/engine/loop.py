@@ -23,6 +23,8 @@ from penstock.engine.messages import (
     LoadAdapter,
     Park,
     ParkAnswer,
+    RebalanceAnswer,
+    RebalanceExperts,
     StepReport,
     Stop,
     Submit,
@@ -35,11 +37,13 @@ from penstock.engine.step_log import StepLog
 
 log = logging.getLogger("penstock.engine")
 
-_WAIT_S = 0.002  # for guides, when there is nothing else to do; then the mail is looked at again
-_READ_S = 0.02  # likewise for adapters that are being read
+_WAIT_S = 0.002  # for guides or the disk, when there is nothing else to do; then the mail is looked at again
+_READ_S = 0.02  # likewise for adapters that are being read, and for blocks that are being written
 
 AnyEngine = Engine | EncoderEngine
-Addressed = Submit | Embed | LoadAdapter | UnloadAdapter | Park | Wake  # messages that are for one engine
+Addressed = (
+    Submit | Embed | LoadAdapter | UnloadAdapter | Park | Wake | RebalanceExperts
+)  # messages that are for one engine
 
 
 class EngineLoop:
@@ -61,6 +65,8 @@ class EngineLoop:
         gc.collect()
         gc.freeze()  # what is loaded by now stays: to look through it again and again takes 100 ms at a time
         try:
+            for engine in self._engines.values():
+                self._send_outbox(engine)
             while self._read_mail():
                 for engine in self._engines.values():
                     if isinstance(engine, Engine):
@@ -80,12 +86,14 @@ class EngineLoop:
         """Hand messages to their engines; wait for some where no engine has work. False: it is time to stop."""
         engines = self._engines.values()
         for engine in engines:
-            # What just ended may let requests go that waited for their adapter, or was the last before a park.
-            if engine.lora is not None or engine.wants_park:
+            # What just ended may let requests go that waited for their adapter, or was the last before a park; and KV
+            # blocks of other engines may have come.
+            if engine.lora is not None or engine.wants_park or engine.transfer is not None:
                 self._hand(engine, [])
         is_idle = all(engine.is_idle for engine in engines)
         reading = [engine.lora for engine in engines if engine.lora is not None and engine.lora.is_busy]
-        messages = self._mailbox.receive(wait=is_idle and not reading)
+        writing = [engine for engine in engines if isinstance(engine, Engine) and engine.is_writing]
+        messages = self._mailbox.receive(wait=is_idle and not reading and not writing)
         if messages:
             is_alone = len(engines) == 1
             for model, engine in self._engines.items():
@@ -94,6 +102,8 @@ class EngineLoop:
                 self._refuse([each for each in messages if _names_model(each) and each.model not in self._engines])
         elif is_idle and reading:
             reading[0].wait(_READ_S)
+        elif is_idle and writing:
+            writing[0].wait_for_disk(_READ_S, self._clock.now())
         return not any(isinstance(message, Stop) for message in messages)
 
     def _hand(self, engine: AnyEngine, messages: Sequence[ToEngine]) -> None:
@@ -115,6 +125,8 @@ class EngineLoop:
                     self._mailbox.send(AdapterAnswer(digest, ModelNotFound.code, told, stray.model))
                 case Park() | Wake():
                     self._mailbox.send(ParkAnswer(False, code=ModelNotFound.code, message=told, model=stray.model))
+                case RebalanceExperts():
+                    self._mailbox.send(RebalanceAnswer(code=ModelNotFound.code, message=told, model=stray.model))
 
     def _send_outbox(self, engine: AnyEngine) -> None:
         for message in engine.outbox:
@@ -135,8 +147,8 @@ class EngineLoop:
         is_launched = engine.launch(now)
         if is_behind and (len(engine.in_flight) == engine.max_in_flight or not is_launched):
             self._read(engine)
-        elif not engine.in_flight and engine.guides is not None and engine.scheduler.has_work:
-            engine.guides.wait(_WAIT_S)  # those who are left wait for nothing else
+        elif not engine.in_flight:
+            engine.wait(_WAIT_S)
         engine.choose()
         self._send_outbox(engine)
 

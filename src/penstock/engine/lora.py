@@ -173,6 +173,7 @@ class LoraManager:
     def _finish(self, digest: str, read: Future[Any]) -> Iterator[ToEngine]:
         held = self._held.pop(digest, [])
         if digest not in self._known:  # it was unloaded meanwhile
+            self._weights.forget(digest)
             self._fail(held, "its adapter was unloaded")
             return
         try:

@@ -6,6 +6,7 @@ The server's end is asyncio streams in `client`, over the same `frame`.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -58,11 +59,17 @@ class Mailbox:
         self._socket = sock
         self._reader = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._others: list[int] = []
         self._sending = threading.Lock()  # last words may come from a thread that watches
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """All the mail there is; with `wait`, sleep until there is some."""
+        """All the mail there is; with `wait`, sleep until there is some, or other news (see `wake_on`)."""
         messages: list[ToEngine] = []
+        if wait and self._others:
+            descriptor, poll = self._socket.fileno(), select.poll()
+            for each in (descriptor, *self._others):
+                poll.register(each, select.POLLIN)
+            wait = any(each == descriptor for each, _ in poll.poll())
         while True:
             try:
                 data = self._socket.recv(1 << 20, 0 if wait and not messages else socket.MSG_DONTWAIT)
@@ -73,6 +80,10 @@ class Mailbox:
             if not data:
                 raise Disconnected
             messages += map(self._decoder.decode, self._reader.feed(data))
+
+    def wake_on(self, descriptor: int) -> None:
+        """A wait for mail also ends when this can be read."""
+        self._others.append(descriptor)
 
     def send(self, message: FromEngine) -> None:
         try:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.expert_load import ExpertLoad
 from penstock.core.measurements import EngineMeasurements, ServingLimits
 from penstock.core.parking import MemoryChange
-from penstock.core.ranks import RankReading
+from penstock.core.ranks import RankReading, RankReads
 from penstock.core.request import Request, TokenEvent
 from penstock.sched.cost import Work
 
@@ -63,11 +64,17 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
+class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
+    """Place a mixture's experts anew, by what was counted. Answered when all ranks have theirs."""
+
+    model: str = ""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop now. What still runs is dropped: draining is the server's part."""
 
 
-ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Park | Wake | Stop
+ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Park | Wake | RebalanceExperts | Stop
 
 # -- engine to server
 
@@ -84,6 +91,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_bytes: int
     host_blocks: int = 0  # more of them, in host memory
     host_tokens_per_s: float | None = None  # that come back from there; None: there are none
+    disk_blocks: int = 0  # more of them, on disk
     routing_tokens: int = 0  # in a routing block; 0: it does not say what its cache holds
     startup_s: dict[str, float] = {}  # of its last start, phase by phase
     startup_cpu_s: dict[str, float] = {}  # processor time of the same phases
@@ -99,7 +107,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_loras: int = 0  # adapters that have room on the device; 0: it cannot run any
     speculation: str = "off"  # what it guesses tokens with, in words
     can_park: bool = False  # its device's memory can be given back
+    kv_port: int = 0  # at which other replicas pull KV blocks; 0: none do
+    kv_layout: str = ""  # a digest of what two replicas must have in common for that
+    kv_movers: tuple[str, ...] = ()  # how the bytes of blocks may move, the best first
     parallelism: tuple[str, ...] = ()  # of several ranks: how they share the model, in words, and why; (): there is one
+    layout: str = ""  # of several ranks, in short: TP2 PP2
+    rank_reads: tuple[RankReads, ...] = ()  # by rank; none: there is one, or nobody knows how large their weights are
+    other_gpus: tuple[str, ...] = ()  # UUIDs of those that other ranks have, on this machine
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -200,6 +214,25 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     model: str = ""
 
 
+class RebalanceAnswer(msgspec.Struct, frozen=True, tag=True):
+    """To a rebalancing. Imbalance is the busiest rank's tokens by the mean of all, of the tokens that it was planned
+    for."""
+
+    num_layers: int = 0  # whose experts were moved
+    before: float = 1.0
+    after: float = 1.0
+    code: str = ""  # of the error, if it could not be done
+    message: str = ""
+    model: str = ""
+
+
+class ExpertState(msgspec.Struct, frozen=True, tag=True):
+    """Tokens of each expert of a mixture, every few seconds while some are routed."""
+
+    load: ExpertLoad
+    model: str = ""
+
+
 class RankState(msgspec.Struct, frozen=True, tag=True):
     """How one rank of the model stands, every few seconds, where there are several."""
 
@@ -207,4 +240,16 @@ class RankState(msgspec.Struct, frozen=True, tag=True):
     model: str = ""
 
 
-FromEngine = RankState | Loading | Ready | Failed | StepReport | Embedded | AdapterAnswer | AdapterState | ParkAnswer
+FromEngine = (
+    RankState
+    | ExpertState
+    | Loading
+    | Ready
+    | Failed
+    | StepReport
+    | Embedded
+    | AdapterAnswer
+    | AdapterState
+    | ParkAnswer
+    | RebalanceAnswer
+)

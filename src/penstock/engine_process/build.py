@@ -20,12 +20,15 @@ from penstock.engine.lora import LoraManager
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import EngineInfo, Loading, RankState
 from penstock.engine.step_log import StepLimits, StepLog
+from penstock.engine_process.disk import check_disk, open_disk
 from penstock.engine_process.encoder import build_encoder
-from penstock.engine_process.facts import peaks_of, weight_bytes, work_of
+from penstock.engine_process.expert_reports import report_experts
+from penstock.engine_process.facts import peaks_of, rank_reads, weight_bytes, work_of
 from penstock.engine_process.guides import make_guides
 from penstock.engine_process.parallelism import with_parallelism
 from penstock.engine_process.phases import Phases
 from penstock.engine_process.speculation import draft_checkpoint, make_speculation
+from penstock.engine_process.transfer import make_transfer
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.kv.cache import KVCache
@@ -43,10 +46,12 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     # Torch takes a second to import; the socket is already open, so the server knows we live.
     from penstock.hub.resolve import describe, resolve
     from penstock.model.random_weights import RandomCheckpoint
+    from penstock.model.stages import stage_layers
     from penstock.runner.ranks.assemble import assemble_ranks
 
     engine = settings.engine
     kind_of(engine, overlaps=False)  # what contradicts itself is told before anything is loaded
+    check_disk(engine)
     phases("files", 0, 0)
     checkpoint: Checkpoint
     if engine.load == "dummy":
@@ -61,6 +66,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     model = checkpoint.config if engine.load == "dummy" else settings.model
     draft = draft_checkpoint(checkpoint, source, engine)
     engine, choice = with_parallelism(engine, checkpoint, draft)
+    check_disk(engine, choice.parallelism.num_ranks)
 
     def on_reading(reading: RankReading) -> None:
         with contextlib.suppress(Disconnected):  # the loop notices that the server is gone
@@ -79,7 +85,12 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         host_blocks=assembly.size.host_blocks,
         copy_s=assembly.copy_s,
     )
+    disk = open_disk(assembly, checkpoint, engine)
+    if disk is not None:
+        cache.keep_on_disk(disk)
     speculation, speculates = make_speculation(engine, assembly, cache)
+    weights = None if engine.load == "dummy" else describe(settings.model).path
+    transfer = make_transfer(settings, checkpoint.config, weights, assembly, cache, mailbox)
     phases.close()
     slots = AdapterSlots(assembly.adapters.num_slots if assembly.adapters is not None else 0)
     scheduler = Scheduler(
@@ -111,6 +122,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         kv_bytes=kv_bytes,
         host_blocks=assembly.size.host_blocks,
         host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
+        disk_blocks=disk.num_blocks if disk is not None else 0,
         startup_s=phases.seconds,
         startup_cpu_s={"process": round(phases.began_cpu_s, 3), **phases.cpu_seconds},
         began_s=phases.began_s,
@@ -126,6 +138,19 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         speculation=speculates,
         can_park=assembly.memory is not None,
         parallelism=choice.lines,
+        layout=assembly.parallelism.short if num_ranks > 1 else "",
+        rank_reads=rank_reads(
+            checkpoint.config,
+            assembly.formats.number_format,
+            assembly.formats.quant,
+            assembly.parallelism,
+            stage_layers(checkpoint.config, assembly.parallelism.pp),
+            kv_token_bytes,
+        ),
+        other_gpus=assembly.other_gpus,
+        kv_port=transfer.port,
+        kv_layout=transfer.layout,
+        kv_movers=transfer.movers,
     )
     made = Engine(
         scheduler,
@@ -136,8 +161,13 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         embeddings=EmbedQueue(assembly.embedder, num_devices=num_ranks),
         lora=_lora(assembly, slots, engine),
         memory=assembly.memory,
+        experts=assembly.experts,
+        transfer=transfer.exchange,
         num_devices=num_ranks,
     )
+    if assembly.experts is not None:
+        report_experts(assembly.experts, mailbox.send)
+    made.report_disk(MonotonicClock().now())
     return EngineLoop(made, mailbox, MonotonicClock(), _step_log(settings, assembly)), info
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
+from dataclasses import replace
+
 from penstock.capacity.formats import BYTES, Formats
 from penstock.capacity.hardware import Peaks, by_driver_name
 from penstock.capacity.model_bytes import ModelBytes
+from penstock.capacity.rank_share import rank_config
 from penstock.core.model_config import ModelConfig
+from penstock.core.parallelism import Parallelism
+from penstock.core.ranks import RankReads
+from penstock.model.shard import Axis, Shard
 from penstock.sched.cost import Work
 
 # Operations that a device does in the time in which it reads a byte: an H200's by its measured peaks, and a CPU core's
@@ -33,6 +40,36 @@ def weight_bytes(config: ModelConfig, number_format: str, quant: str) -> int:
     if linear not in BYTES or number_format not in BYTES:
         return 0
     return ModelBytes(config, Formats(linear, dtype=number_format)).read_bytes
+
+
+def rank_reads(
+    config: ModelConfig,
+    number_format: str,
+    quant: str,
+    parallelism: Parallelism,
+    stages: Sequence[Sized],
+    kv_token_bytes: int,
+) -> tuple[RankReads, ...]:
+    """Memory by rank; none: there is one, or nobody has said how large this format is. `stages`: the layers of each."""
+    if parallelism.num_ranks == 1 or not weight_bytes(config, number_format, quant):
+        return ()
+    formats = Formats(number_format if quant == "none" else quant, dtype=number_format)
+    largest, group = rank_config(config, parallelism), config.num_heads // config.num_kv_heads
+    found = []
+    for rank in range(parallelism.num_ranks):
+        shard = Shard(rank % parallelism.tp, parallelism.tp, parallelism.sp)
+        stage = rank // parallelism.tp
+        heads = shard.num_units(Axis(config.num_heads, group=group, are_heads=True), "attention")
+        keys = Axis(config.num_kv_heads, repeats=True, group=1, are_heads=True)
+        kv_heads = shard.num_units(keys, "the attention's keys and values")
+        own = ModelBytes(replace(largest, num_heads=heads, num_kv_heads=kv_heads), formats)
+        layers = len(stages[stage]) / config.num_layers
+        is_last = stage == parallelism.pp - 1
+        weights = BYTES[formats.weights] * own.linear_parameters * layers
+        head = BYTES[formats.dtype] * own.head_parameters if is_last else 0
+        kv = kv_token_bytes * layers * kv_heads / config.num_kv_heads / parallelism.sp
+        found.append(RankReads(round(weights + head), round(kv)))
+    return tuple(found)
 
 
 def peaks_of(device_name: str) -> Peaks | None:

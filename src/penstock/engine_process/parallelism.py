@@ -16,18 +16,19 @@ from penstock.observe.gpu.topology import visible_gpus
 def with_parallelism(
     settings: EngineSettings, checkpoint: Checkpoint, draft: Checkpoint | None = None
 ) -> tuple[EngineSettings, Choice]:
-    """Settings in which `tp` and `ep` say what was chosen. Where there is one rank they are left as they are."""
+    """Settings in which `tp`, `ep` and `sp` say what was chosen. Where there is one rank they are left as they are."""
     import torch
 
     visible = VisibleGpus()
     if settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() > 1:
         visible = visible_gpus(torch.cuda)
-    if not visible.gpus and all(asked in (None, 1) for asked in (settings.tp, settings.pp, settings.ep)):
+    if not visible.gpus and all(asked in (None, 1) for asked in (settings.tp, settings.pp, settings.ep, settings.sp)):
         return settings, Choice(Parallelism())
     choice = choose_for(settings, checkpoint, visible, draft)
     if choice.parallelism.num_ranks == 1:
         return settings, choice
-    return replace(settings, tp=choice.parallelism.tp, ep=choice.parallelism.ep), choice
+    chosen = choice.parallelism
+    return replace(settings, tp=chosen.tp, ep=chosen.ep, sp=chosen.sp), choice
 
 
 def choose_for(
@@ -40,4 +41,4 @@ def choose_for(
         groups=stored_groups(checkpoint) if settings.load != "dummy" else None,
         draft=draft.config if draft is not None else None,
     )
-    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1)
+    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1, sp=settings.sp)

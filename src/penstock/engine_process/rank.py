@@ -26,8 +26,6 @@ _BEATS = 6  # signs of life in the time after which it would be given up
 
 
 def main() -> None:
-    if sys.platform == "linux":  # it may be waiting in a collective that nobody else will come to
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s (rank {spec.rank}): %(message)s")
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the leader decides when we stop
@@ -35,9 +33,9 @@ def main() -> None:
     from penstock.hub.checkpoint import Checkpoint
     from penstock.hub.encoder import EncoderCheckpoint
     from penstock.hub.resolve import resolve
+    from penstock.link.connection import Connection, Disconnected
     from penstock.model.random_weights import RandomCheckpoint
     from penstock.runner.assemble import assemble
-    from penstock.runner.ranks.connection import Connection, Disconnected
     from penstock.runner.ranks.follower import FollowerGroup
     from penstock.runner.ranks.join import join, store_at
 
@@ -69,4 +67,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":  # it may be waiting in a collective that nobody else will come to
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is forked has a lifeline instead
     main()

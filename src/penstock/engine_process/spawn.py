@@ -29,14 +29,20 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.engine_process.template import MAX_PACKET, Ended, Refused, Spawn, Spawned
+from penstock.link.forking import (
+    ANSWER_S,
+    MAX_PACKET,
+    TEMPLATE_VARIABLE,
+    UNKNOWN_STATUS,
+    CannotForkError,
+    Ended,
+    Spawn,
+    ask,
+)
 
 log = logging.getLogger("penstock")
 
-TEMPLATE_VARIABLE = "PENSTOCK_TEMPLATE"  # the template's socket; "off": there is to be none
-_ANSWER_S = 60.0  # for imports from a slow disk; a template that ends is noticed at once
 _PR_SET_PDEATHSIG = 1
-_UNKNOWN_STATUS = 255  # as asyncio has it for a process that another one reaped
 
 
 class ChildProcess(Protocol):
@@ -89,7 +95,7 @@ class ForkedProcess:
                 self.returncode = msgspec.json.decode(packet, type=Ended).status
             else:  # the template has died, and its process goes on
                 await _readable(self._pidfd)
-                self.returncode = _UNKNOWN_STATUS
+                self.returncode = UNKNOWN_STATUS
             return self.returncode
         finally:
             connection.close()
@@ -125,7 +131,7 @@ class TemplateProcess:
         try:
             yield cls(process)
         finally:
-            os.environ.pop(TEMPLATE_VARIABLE)
+            os.environ.pop(TEMPLATE_VARIABLE, None)
             if before is not None:
                 os.environ[TEMPLATE_VARIABLE] = before
             process.kill()
@@ -155,7 +161,7 @@ async def spawn(
         request = Spawn(module, list(arguments), environment, os.getcwd(), [0, 1, 2, *pass_fds])
         try:
             return await _fork(path, request, [*_standard(stdout, stderr), *pass_fds], outlives=outlives)
-        except (OSError, TimeoutError, _CannotForkError) as error:
+        except (OSError, TimeoutError, CannotForkError) as error:
             log.warning("no process can be forked from the template, so one is executed: %s", error or "no answer")
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -177,34 +183,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class _CannotForkError(Exception):
-    pass
-
-
 async def _fork(path: str, request: Spawn, descriptors: Sequence[int], *, outlives: bool) -> ForkedProcess:
-    with contextlib.ExitStack() as undone:
-        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        connection.setblocking(False)
-        connection.connect(path)
-        read_end, lifeline = os.pipe()
-        undone.callback(os.close, lifeline)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        try:
-            passed = [nothing if descriptor == subprocess.DEVNULL else descriptor for descriptor in descriptors]
-            passed += [] if outlives else [read_end]
-            socket.send_fds(connection, [msgspec.json.encode(request)], passed)
-        finally:
-            os.close(nothing)
-            os.close(read_end)
-        await asyncio.wait_for(_readable(connection), _ANSWER_S)
-        packet, received, _, _ = socket.recv_fds(connection, MAX_PACKET, 1)
-        if not packet:
-            raise _CannotForkError("it has ended")
-        answer = msgspec.json.decode(packet, type=Spawned | Refused)
-        if isinstance(answer, Refused):
-            raise _CannotForkError(answer.reason)
-        undone.pop_all()
-        return ForkedProcess(answer.pid, received[0], lifeline, connection)
+    asked = ask(path, request, descriptors, outlives=outlives)
+    try:
+        await asyncio.wait_for(_readable(asked.connection), ANSWER_S)
+        pid, pidfd = asked.answer()
+    except BaseException:
+        asked.close()
+        raise
+    return ForkedProcess(pid, pidfd, asked.lifeline, asked.connection)
 
 
 def _standard(stdout: int | None, stderr: int | None) -> list[int]:

@@ -14,8 +14,8 @@ FD is a listening Unix socket of packets. A connection is one process that is st
 
 The new process has a session of its own and runs the module's `main`, as `python -m MODULE ARGUMENTS` would. The
 lifeline is the reading end of a pipe: when its other end is closed, and be it by the death of the client, the process
-gets a SIGTERM; a process that is to outlive its client has none. The template's own death ends none of them. It reaps
-them all, and ends when its starter does.
+gets a SIGTERM, or the signal that was asked for; a process that is to outlive its client has none. The template's own
+death ends none of them. It reaps them all, and ends when its starter does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import fcntl
 import gc
 import os
 import select
-import signal
 import socket
 import struct
 import sys
@@ -36,7 +35,8 @@ from pathlib import Path
 
 import msgspec
 
-MAX_PACKET = 128 << 10  # a socket takes no larger one, by default
+from penstock.link.forking import MAX_PACKET, Ended, Refused, Spawn, Spawned
+
 _MAX_DESCRIPTORS = 16
 _REQUEST_S = 5.0  # a client sends its packet at once
 # Variables that libraries read when they are loaded: a process that is to have others is not to be forked.
@@ -44,26 +44,7 @@ _READ_AT_IMPORT = (
     *("LD_", "MALLOC_", "GLIBC_", "PYTHON", "PENSTOCK_HOME", "XDG_CACHE", "TOKENIZERS_", "RAYON_", "NPY_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_"),
 )
-
-
-class Spawn(msgspec.Struct, frozen=True):
-    module: str
-    arguments: list[str]
-    environment: dict[str, str]
-    directory: str
-    places: list[int]  # the number that each of the passed descriptors is to have
-
-
-class Spawned(msgspec.Struct, frozen=True, tag=True):
-    pid: int
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    reason: str
-
-
-class Ended(msgspec.Struct, frozen=True, tag=True):
-    status: int
+_READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it itself, in a process that uses its compiler
 
 
 @dataclass(frozen=True)
@@ -77,6 +58,7 @@ class Job:
     def run(self) -> None:
         request = self.request
         os.setsid()
+        lifeline = None if self.lifeline is None else _moved(self.lifeline, above=max(request.places, default=2))
         _put(self.descriptors, request.places)
         os.environ.clear()
         os.environ.update(request.environment)
@@ -85,8 +67,8 @@ class Job:
             import_module("numpy.random").seed()
         sys.argv = [request.module, *request.arguments]
         _show([sys.executable, "-m", request.module, *request.arguments])
-        if self.lifeline is not None:
-            _end_with(self.lifeline)
+        if lifeline is not None:
+            _end_with(lifeline, request.last_signal)
         module = import_module(request.module)
         (import_module(f"{request.module}.__main__") if hasattr(module, "__path__") else module).main()
 
@@ -189,7 +171,8 @@ def _open_files() -> list[str]:
 
 
 def _read_at_import(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_IMPORT)}
+    read = (name for name in environment if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER)
+    return {name: environment[name] for name in read}
 
 
 def _tell(connection: socket.socket, message: Spawned | Refused | Ended, *descriptors: int) -> None:
@@ -197,12 +180,17 @@ def _tell(connection: socket.socket, message: Spawned | Refused | Ended, *descri
         socket.send_fds(connection, [msgspec.json.encode(message)], descriptors)
 
 
+def _moved(descriptor: int, *, above: int) -> int:
+    """The same under a larger number."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above + 1)
+    os.close(descriptor)
+    return moved
+
+
 def _put(descriptors: list[int], places: list[int]) -> None:
     """Each where it was asked for, by way of numbers that are nobody's place."""
-    first = max([*descriptors, *places, 2]) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, first) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
+    above = max([*descriptors, *places, 2])
+    moved = [_moved(descriptor, above=above) for descriptor in descriptors]
     for descriptor, place in zip(moved, places, strict=True):
         os.dup2(descriptor, place, inheritable=place <= 2)
         os.close(descriptor)
@@ -217,15 +205,15 @@ def _show(command: list[str]) -> None:
         ctypes.memmove(start, shown.ljust(room, b"\0"), room)
 
 
-def _end_with(lifeline: int) -> None:
-    """SIGTERM for this process when nobody holds the other end. It has no thread for this: the kernel sends it."""
+def _end_with(lifeline: int, last_signal: int) -> None:
+    """A signal for this process when nobody holds the other end. It has no thread for this: the kernel sends it."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, last_signal)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poller = select.poll()
     poller.register(lifeline, select.POLLHUP)
     if poller.poll(0):  # it was closed before the kernel was asked
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), last_signal)
 
 
 def main() -> None:

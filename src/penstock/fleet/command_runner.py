@@ -97,6 +97,8 @@ class CommandRunner:
                 return self._client.park(row.url)
             case Command.WAKE:
                 return self._client.wake(row.url)
+            case Command.ROLE:
+                return self._client.set_role(row.url, self._spec_of(row).settings.server.role)
             case Command.STOP:
                 return self._stop(row)
 

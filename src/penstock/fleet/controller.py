@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _FOLLOWER_S = 1.0  # between two looks at a lease that another controller holds
 _NO_POOL = PoolSettings()
+_USABLE = (ReplicaState.STANDBY, ReplicaState.ACTIVE, ReplicaState.DRAINING)
 
 
 class Controller:
@@ -167,6 +168,7 @@ class Controller:
         self._adopt(now)
         commands = self._advance(now)
         rounds = [self._decide(pool, demand, now) for pool in self._pools.values()]
+        self._turn(now)
         commands |= self._advance(now)  # what was decided begins in the same round
         await asyncio.to_thread(self._recorder.write, self._rows, rounds, now)
         for replica_id, command in commands.items():
@@ -174,6 +176,8 @@ class Controller:
                 self._commands.give(self._rows[replica_id], command)
         for row in orphans:
             self._commands.give(row, Command.STOP)
+        for row in self._in_other_roles():
+            self._commands.give(row, Command.ROLE)
         if isinstance(self._driver, NotingDriver):
             self._driver.note({row.id: self._note(row) for row in self._rows.values()})
         self._on_change([one.status for one in rounds])
@@ -261,7 +265,7 @@ class Controller:
     def _decide(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> Round:
         seen = self._listing
         pool.observe_driver(seen.failure, seen.num_failures, is_blind=seen.blind_s > 0)
-        pool.observe_demand([row for row in demand if row.pool == pool.name], now)
+        pool.observe_demand([row for row in demand if row.pool == pool.serves], now)
         observation = pool.observation(self._of_pool(pool), self._reports, now, self._spend_left_per_hour())
         decision = pool.decide(observation, now)
         for action in decision.actions:
@@ -275,6 +279,35 @@ class Controller:
             self._rows[row.id] = row
         elif (found := self._rows.get(action.replica)) is not None:
             self._rows[found.id] = replace(found, target=action.to)
+
+    def _turn(self, now: float) -> None:
+        """A replica that one pool gives up becomes the one that another pool of the same model and shape would start:
+        only its role changes, and it loads nothing."""
+        new = [row for row in self._rows.values() if row.state == ReplicaState.STARTING and row.created_at == now]
+        for wanted in new:
+            pool = self._pools[wanted.pool]
+            for row in self._rows.values():
+                other = self._pools.get(row.pool)
+                is_given_up = row.target == ReplicaState.STOPPING and row.state in _USABLE and row.deadline is None
+                is_alike = (row.zone, row.capacity_type) == (wanted.zone, wanted.capacity_type)
+                if is_given_up and is_alike and other is not None and other is not pool and other.has_shape_of(pool):
+                    log.info("replica %s of %s becomes one of %s", row.id, row.pool, pool.name)
+                    del self._rows[wanted.id]
+                    self._rows[row.id] = replace(row, pool=pool.name, target=wanted.target)
+                    break
+
+    def _in_other_roles(self) -> list[FleetReplica]:
+        """Replicas whose role is not their pool's: that was changed, or they were another's."""
+        return [
+            row
+            for row in self._rows.values()
+            if (report := self._reports.get(row.id)) is not None
+            and row.state in _USABLE
+            and report.version  # a penstock replica's
+            and (pool := self._pools.get(row.pool)) is not None
+            and not pool.settings.advisory
+            and report.role != pool.role
+        ]
 
     def _spend_left_per_hour(self) -> float | None:
         if self._settings.spend_per_hour is None:

@@ -32,6 +32,7 @@ class Command(StrEnum):
     PROBE = "probe"  # ask for a real token
     PARK = "park"
     WAKE = "wake"
+    ROLE = "role"  # take the role of its pool
     STOP = "stop"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from penstock.api.replica_report import ReplicaReport
+from penstock.core.settings import Role
 from penstock.core.slo import Slo
 from penstock.fleet.backoff import Backoff
 from penstock.fleet.cost_meter import CostMeter
@@ -43,6 +44,7 @@ from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolSt
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 5
+_SHAPE = ("model", "engine", "server", "gpus", "zones", "price_per_hour", "spot", "kubernetes", "ray")
 _MEASURED = {
     ReplicaState.WAKING: "wake_s",
     ReplicaState.PARKING: "park_s",
@@ -63,11 +65,12 @@ class Pool:
     ) -> None:
         """`is_ephemeral`: it ends with this process, however that ends. `shares_machine`: its replicas are here."""
         self.name = name
+        self.serves = settings.serves or name  # as gateways know its replicas, and the demand for them
         self.fleet = fleet
-        self._shares_machine = shares_machine
         self._is_ephemeral = is_ephemeral
         self.settings = settings
         self.slo = slo
+        self.spec_settings = replica_settings(name, settings, slo, shares_machine=shares_machine)
         self.durations = MeasuredDurations()
         self._costs = CostObserver()
         self._policy = PoolPolicy(settings, slo, None)
@@ -131,6 +134,7 @@ class Pool:
         self._driver_failure, self._driver_failures, self._is_blind = failure, num_failures, is_blind
 
     def observe_demand(self, rows: Iterable[PoolDemand], now: float) -> None:
+        """`rows`: of the pool that it serves."""
         self._meter.observe(rows, now)
         self._forecaster.observe(now, self._meter.demand(now).arrivals_per_s)
 
@@ -153,7 +157,7 @@ class Pool:
         self._expected = min(forecast, key=lambda band: abs(band.horizon_s - durations.start_s))
         return PoolObservation(
             self.name,
-            self._with_reports(self._meter.demand(now), views, reports),
+            self._with_reports(self._of_role(self._meter.demand(now)), views, reports),
             views,
             durations,
             forecast,
@@ -215,11 +219,13 @@ class Pool:
             reversals=self._steps.num_reversals,
             fleet=self.fleet,
             is_ephemeral=self._is_ephemeral,
+            serves="" if self.serves == self.name else self.serves,
         )
 
     def claim(self, now: float) -> PoolStatus:
         """The pool before its first round."""
-        return PoolStatus(self.name, now, fleet=self.fleet, is_ephemeral=self._is_ephemeral)
+        serves = "" if self.serves == self.name else self.serves
+        return PoolStatus(self.name, now, fleet=self.fleet, is_ephemeral=self._is_ephemeral, serves=serves)
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
         """The pool in the last minute, for the history."""
@@ -290,11 +296,23 @@ class Pool:
         return ReplicaSpec(
             row.id,
             row.pool,
-            replica_settings(self.name, self.settings, self.slo, shares_machine=self._shares_machine),
+            self.spec_settings,
             zone=row.zone,
             capacity_type=CapacityType(row.capacity_type),
             gpus=self.settings.gpus,
         )
+
+    @property
+    def role(self) -> Role:
+        return self.spec_settings.server.role
+
+    def has_shape_of(self, other: Pool) -> bool:
+        """Whether a replica of this pool can become one of the other by its role alone."""
+        if self.serves != other.serves or self.settings.advisory or other.settings.advisory:
+            return False
+        if self.spec_settings.engine.kv_port != other.spec_settings.engine.kv_port:
+            return False
+        return all(getattr(self.settings, name) == getattr(other.settings, name) for name in _SHAPE)
 
     def measure(self, row: FleetReplica, step: Next, now: float) -> None:
         """Durations of changes of state, and failures."""
@@ -341,6 +359,20 @@ class Pool:
             Offer(zone, kind, price, refused_until=self._refused_until.get((zone, kind), 0.0))
             for kind, price in sorted(kinds.items(), key=lambda item: item[1])
             for zone in settings.zones or [""]
+        )
+
+    def _of_role(self, demand: Demand) -> Demand:
+        """A prefill pool has the prompts alone; those that wait in gateways wait for replicas that answer."""
+        if self.settings.role != "prefill":
+            return demand
+        return msgspec.structs.replace(
+            demand,
+            output_tokens=min(1.0, demand.output_tokens),
+            waiting=0,
+            waiting_tokens=0,
+            held=0,
+            oldest_wait_s=0.0,
+            tpot_p95_s=0.0,
         )
 
     def _with_reports(

@@ -46,11 +46,13 @@ class Recorder:
         self._rows: dict[str, FleetReplica] = {}  # as the store has them
         self._members: dict[str, ReplicaRow] = {}  # as gateways were told, by URL
         self._decided: dict[str, tuple[object, ...]] = {}  # by pool, as last recorded
+        self._serves: dict[str, str] = {}  # by pool, the one that gateways know its replicas in
         self._sampled_at = 0.0
 
     def load(self, pools: Mapping[str, Pool], now: float) -> dict[str, FleetReplica]:
         """The last leader's replicas, and what its pools have learned. Pools that the file names no longer are
         removed. Raises PoolTaken where another fleet has a pool of the same name."""
+        self._serves = {name: pool.serves for name, pool in pools.items()}
         with self._keeper.fenced() as execute:
             for pool in pools.values():
                 self._book.claim_pool(execute, pool.claim(now))
@@ -120,7 +122,7 @@ class Recorder:
     def _member(self, row: FleetReplica, now: float) -> ReplicaRow:
         """Row of a replica for gateways."""
         return ReplicaRow(
-            row.pool,
+            self._serves.get(row.pool, row.pool),
             row.url,
             row.state != ReplicaState.ACTIVE,
             {"secret_env": SECRET_VARIABLE} | ({"zone": row.zone} if row.zone else {}),

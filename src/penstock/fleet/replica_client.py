@@ -12,8 +12,10 @@ import msgspec
 
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport, decode
+from penstock.api.replica_role import ROLE_PATH, RoleRequest
 from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.measurements import EngineLoad, EngineMeasurements
+from penstock.core.settings import Role
 from penstock.dialects import parking
 from penstock.dialects.dialect import Dialect, Signal
 from penstock.dialects.engines.openai import PENSTOCK
@@ -84,6 +86,16 @@ class ReplicaClient:
     async def wake(self, url: str) -> None:
         """Returns when a real token came out. Raises why none did."""
         await parking.wake(self._asking(url, _PARK_S), self._dialects.get(url))
+
+    async def set_role(self, url: str, role: Role) -> None:
+        """Changes what gateways send to a penstock replica. Raises why not, if it could not."""
+        answer = await self._asking(url, _REPORT_S)("POST", ROLE_PATH, msgspec.json.encode(RoleRequest(role)))
+        try:
+            has_it = answer.status == 200 and decode(answer.body).role == role
+        except msgspec.DecodeError:  # of another engine
+            has_it = False
+        if not has_it:
+            raise EngineUnavailable(f"it does not take the role {role}: it answered {answer.status}")
 
     def forget(self, url: str) -> None:
         self._dialects.pop(url, None)

@@ -11,6 +11,7 @@ pools:
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from msgspec import Meta
 from penstock.core.config import build, within
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError
-from penstock.core.settings import EngineSettings, ServerSettings, Settings, setting
+from penstock.core.settings import EngineSettings, Role, ServerSettings, Settings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
@@ -66,6 +67,14 @@ class PoolSettings:
 
     model: str = setting(
         "", "name, directory or file of the model, as for `penstock serve`; auto: the pool's name, without its version"
+    )
+    role: Role = setting(
+        "both",
+        "prefill: its replicas compute prompts for those of another pool; decode: they answer, and compute none for "
+        "others. KV blocks go between pools of one model, each of which is scaled by itself",
+    )
+    serves: str | None = setting(
+        None, "the pool whose model its replicas serve beside that one's, as `role: prefill` needs; auto: itself"
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: dict[str, Any] = setting({}, "settings of each replica's server, as for `penstock engine`")
@@ -162,8 +171,12 @@ class FleetSettings:
         found = {}
         for name, values in self.pools.items():
             with within(f"pools.{name}."):
-                ours = {"model": name.partition("@")[0], "advisory": self.advisory}
+                served = str(values.get("serves") or name)
+                ours = {"model": served.partition("@")[0], "advisory": self.advisory}
                 found[name] = build(PoolSettings, ours | values, where=f"pools.{name}.")
+        for name, pool in found.items():
+            with within(f"pools.{name}."):
+                _check_serves(name, pool, found)
         return found
 
     def slo_of(self, name: str, pool: PoolSettings) -> Slo:
@@ -172,11 +185,22 @@ class FleetSettings:
         return replace(self.slo, **{key: getattr(own, key) for key in pool.slo})
 
 
+def _check_serves(name: str, pool: PoolSettings, pools: Mapping[str, PoolSettings]) -> None:
+    served = pools.get(pool.serves or name)
+    if served is None or served.role == "prefill" or served.serves not in (None, pool.serves or name):
+        raise ConfigError(
+            f"'{pool.serves or name}' is no pool that answers by itself: name one with the role decode or both",
+            param="serves",
+        )
+
+
 def replica_settings(pool: str, settings: PoolSettings, slo: Slo, *, shares_machine: bool = True) -> Settings:
     """Settings of a replica of a pool. It serves its model's name, whatever its version. Replicas on the CPUs of this
     machine share the cores out, as many as there may be."""
-    engine = settings.engine
+    engine, server = settings.engine, {"name": (settings.serves or pool).partition("@")[0], **settings.server}
+    if settings.role != "both":
+        server["role"] = settings.role
+        engine = replace(engine, kv_port=engine.kv_port or 0)
     if engine.threads is None and not settings.gpus and shares_machine:
         engine = replace(engine, threads=max(1, usable_cores() // settings.max))
-    server = build(ServerSettings, {"name": pool.partition("@")[0], **settings.server}, where=f"pools.{pool}.server.")
-    return Settings(settings.model, engine, server, slo)
+    return Settings(settings.model, engine, build(ServerSettings, server, where=f"pools.{pool}.server."), slo)

@@ -13,7 +13,7 @@ from random import Random
 from zlib import crc32
 
 from penstock.admission.admission import Admission
-from penstock.api.errors import OPENAI
+from penstock.api.errors import convention_at
 from penstock.api.openai.models import ModelCard
 from penstock.core.config import shown
 from penstock.core.errors import (
@@ -23,7 +23,7 @@ from penstock.core.errors import (
     PenstockError,
     RequestAborted,
 )
-from penstock.core.replica import ReplicaState
+from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.proxy import public_endpoints, refusals
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
@@ -159,13 +159,15 @@ class Gateway(Subscriber):
     def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
         surface = SURFACES.get(request.path)
-        convention = surface.convention if surface is not None else OPENAI
+        convention = surface.convention if surface is not None else convention_at(request.target)
         request_id = self._new_id()
         try:
             if surface is None:
                 headers, now = JSON + id_header(request_id), self.now()
                 can_hold = self.admission.can_hold(now)
-                public_endpoints.show(exchange, headers, self.replicas.values(), now, self._models, can_hold=can_hold)
+                public_endpoints.show(
+                    exchange, headers, self.replicas.values(), now, self._models, self._model, can_hold=can_hold
+                )
             elif request.method != b"POST":
                 raise MethodNotAllowed(f"{request.path.decode(errors='replace')} takes POST")
             else:
@@ -343,8 +345,17 @@ class Gateway(Subscriber):
     def _models(self, exchange: Exchange) -> list[ModelCard]:
         """The models that whoever asks may use."""
         access = self._accesses.of(self.services.caller(exchange.request.headers).tenant)
-        routes = [self.routes.find(name) for name in access.models]
-        return [ModelCard(id=route.name, created=self._started_s, parent=route.adapter_of) for route in routes]
+        return [self._card(self.routes.find(name), name) for name in access.models]
+
+    def _model(self, exchange: Exchange, name: str) -> ModelCard:
+        """One of them, by its name, an alias or a version. Raises ModelNotFound."""
+        access = self._accesses.of(self.services.caller(exchange.request.headers).tenant)
+        return self._card(self._route(access, name), name)
+
+    def _card(self, route: Route, name: str) -> ModelCard:
+        contexts = (self.pools[share.pool].most_context for share in route.pools)
+        known = max((tokens for tokens in contexts if tokens < UNBOUNDED), default=None)
+        return ModelCard(id=name, created=self._started_s, max_model_len=known, parent=route.adapter_of)
 
     def _route(self, access: TenantAccess, name: str) -> Route:
         """The route of a model that the tenant may use; any other does not exist for it."""

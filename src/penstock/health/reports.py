@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from urllib.parse import urlsplit
+
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.measurements import EngineMeasurements, EngineSpeeds
-from penstock.core.replica import HOST_SHARE, ReplicaSnapshot, ReplicaState
+from penstock.core.replica import HOST_SHARE, KV_PULL_TOKENS_PER_S, ReplicaSnapshot, ReplicaState
 
 GUESSED_SPEED = 2000.0  # tokens per second, of a replica that has measured nothing yet
 
@@ -28,9 +31,13 @@ def snapshot_of(report: ReplicaReport, last: ReplicaSnapshot, heard_at: float) -
         load=measured.load,
         adapters=frozenset([one.name for one in report.adapters]) if report.adapters else frozenset(),
         warm_adapters=frozenset([one.name for one in report.adapters if one.is_on_device]),
+        role=report.role,
+        kv_address=kv_address(last.url, report.kv_port) if not measured.device.device_fault else "",
+        kv_layout=report.kv_layout,
         prefill_tokens_per_s=measured.speeds.prefill_tokens_per_s or GUESSED_SPEED,
         decode_tokens_per_s=decode_speed(measured),
         host_share=host_share(measured.speeds),
+        kv_pull_tokens_per_s=measured.speeds.kv_pull_tokens_per_s or KV_PULL_TOKENS_PER_S,
         state=state,
     )
 
@@ -45,3 +52,12 @@ def host_share(speeds: EngineSpeeds) -> float:
     """What a token from its host memory costs, of one that it computes: by what it has measured of both."""
     prefill, host = speeds.prefill_tokens_per_s, speeds.host_tokens_per_s
     return min(1.0, prefill / host) if prefill and host else HOST_SHARE
+
+
+@lru_cache(maxsize=4096)
+def kv_address(url: str, kv_port: int) -> str:
+    """The address of a replica's KV transfer: the host of its URL, and a port of its own; empty: it has none."""
+    host = urlsplit(url).hostname
+    if not host or not kv_port:
+        return ""
+    return f"[{host}]:{kv_port}" if ":" in host else f"{host}:{kv_port}"

@@ -59,6 +59,7 @@ class Exchange:
         "_keep_alive",
         "_speaks_chunked",
         "is_started",
+        "page_headers",
         "request",
         "watcher",
     )
@@ -67,6 +68,7 @@ class Exchange:
         self.request = request
         self.watcher: Watcher | None = None
         self.is_started = False  # something was said; the status can no longer change
+        self.page_headers = b""  # lines that let a web page of another origin read the answer
         self._channel: Channel | None = channel
         self._keep_alive = keep_alive
         self._speaks_chunked = speaks_chunked
@@ -113,7 +115,15 @@ class Exchange:
             self._is_bodyless = True
         closing = b"" if self._keep_alive else message.CLOSE
         channel.send(
-            b"%b%b%b%b\r\n%b" % (message.status_line(status), headers, framing, closing, self._framed(data, is_last))
+            b"%b%b%b%b%b\r\n%b"
+            % (
+                message.status_line(status),
+                headers,
+                self.page_headers,
+                framing,
+                closing,
+                self._framed(data, is_last),
+            )
         )
         if is_last:
             self._over()

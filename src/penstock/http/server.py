@@ -18,6 +18,7 @@ from penstock.http import clock as clocks
 from penstock.http.bodies import BodyBudget
 from penstock.http.clock import LOOP_CLOCK, Timer, TimerClock
 from penstock.http.connection import Connection
+from penstock.http.cors import Cors
 from penstock.http.exchange import Exchange
 from penstock.http.limits import TICK_S, ClientLimits
 from penstock.http.message import Request
@@ -59,6 +60,7 @@ class Server:
         clock: TimerClock = LOOP_CLOCK,
         *,
         gate: BodyGate | None = None,
+        cors: Cors | None = None,
     ) -> None:
         self.limits = limits or ClientLimits()
         self.bodies = BodyBudget(self.limits.max_arriving_bytes)
@@ -67,6 +69,7 @@ class Server:
         self.idle_grace_s = 0.0  # while draining: how long an idle connection is kept for a request that is on its way
         self._app = app
         self._gate = gate or OpenGate()
+        self._cors = cors
         self._clock = clock
         self._connections: set[Connection] = set()
         self._handshakes: dict[Connection, asyncio.Task[None]] = {}  # of connections that are none yet
@@ -122,6 +125,8 @@ class Server:
     # -- the connections' side
 
     def serve(self, exchange: Exchange) -> None:
+        if self._cors is not None and self._cors.answer(exchange):
+            return
         try:
             self._app(exchange)
         except PenstockError as error:
@@ -140,6 +145,8 @@ class Server:
             raise PenstockError("internal error") from None
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        if self._cors is not None:
+            self._cors.answer(exchange)
         self._gate.turn_away(exchange, error)
 
     def opened(self, connection: Connection) -> bool:

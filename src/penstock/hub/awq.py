@@ -69,10 +69,9 @@ class Awq:
         base, (first, last) = name.removesuffix("weight"), part.column_range
         inputs, packed_words = tensors.infos[base + "qweight"].shape
         part.check((packed_words * _PER_WORD, inputs), name)
-        group = part.shape[1] // tensors.infos[base + "scales"].shape[0]
-        if first % group or last % group or part.rows.start % _PER_WORD or part.rows.stop % _PER_WORD:
+        own = part.groups(tensors.infos[base + "scales"].shape[0])
+        if own is None or part.rows.start % _PER_WORD or part.rows.stop % _PER_WORD:
             return self.stored(name, tensors).part(part, name)
-        own = slice(first // group, last // group)
         words = slice(part.rows.start // _PER_WORD, part.rows.stop // _PER_WORD)
         found = tensors.cut(
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
 from penstock.hub.hf_directory import config_without_weights, read_json
 from penstock.hub.hf_download import HF_PREFIX, HubSource
@@ -10,19 +9,12 @@ from penstock.hub.progress import Progress
 from penstock.hub.resolve import describe
 from penstock.hub.sources import local_path, repository_of
 
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-
 
 def read_config(spec: str, *, progress: Progress | None = None) -> ModelConfig:
     """Downloads no weights, but for an alias: that is a single file."""
     path = local_path(spec)
     if spec.startswith(HF_PREFIX):
-        config = config_without_weights(HubSource(repository_of(spec)).read_config(), {})
-    elif path.suffix == ".json" and path.is_file():
-        config = config_without_weights(read_json(path), {})
-    else:
-        config = describe(spec, progress=progress).config
-    for name in SIZES:
-        if not isinstance(size := getattr(config, name), int) or size < 1:
-            raise ModelCorrupt(f"{spec} says {name} is {size!r}; it must be a positive whole number")
-    return config
+        return config_without_weights(HubSource(repository_of(spec)).read_config(), {})
+    if path.suffix == ".json" and path.is_file():
+        return config_without_weights(read_json(path), {})
+    return describe(spec, progress=progress).config

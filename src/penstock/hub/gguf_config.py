@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import Experts, ModelConfig, RopeScaling
+from penstock.core.model_config import Experts, ModelConfig, RopeScaling, check_sizes
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.gguf_file import GGUFFile
 from penstock.hub.hf_config import window_pattern
@@ -41,7 +41,7 @@ class GGUFDescription:
     def config(self, names: frozenset[str]) -> ModelConfig:
         """`names` are the tensors', as Hugging Face has them."""
         try:
-            return self._config(names)
+            return check_sizes(self._config(names))
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             message = f"the metadata of {self._file.path} makes no sense ({error}); download it again"
             raise ModelCorrupt(message) from None

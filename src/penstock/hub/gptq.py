@@ -91,11 +91,11 @@ class Gptq:
         words, outputs = tensors.infos[base + "qweight"].shape
         part.check((outputs, words * per_word), name)
         first, last = part.column_range
-        group = part.shape[1] // tensors.infos[base + "scales"].shape[0]
-        is_cut = first % group or last % group or part.rows.start % per_word or part.rows.stop % per_word
-        if is_cut or self._order(base, group, tensors) is not None:
+        num_groups = tensors.infos[base + "scales"].shape[0]
+        own = part.groups(num_groups)
+        is_cut = any(edge % per_word for edge in (first, last, part.rows.start, part.rows.stop))
+        if own is None or is_cut or self._order(base, part.shape[1] // num_groups, tensors) is not None:
             return self.stored(name, tensors).part(part, name)
-        own = slice(first // group, last // group)
         found = tensors.cut(
             {
                 base + "qweight": (slice(first // per_word, last // per_word), part.rows),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.quantization import Quantization
@@ -33,10 +33,10 @@ def model_config(
     values = {**files.hf_defaults, **config}
     _reject_unknown_math(values, files)
     try:
-        return replace(_build(family, values, generation, has_head), quantization=quantization)
+        return check_sizes(replace(_build(family, values, generation, has_head), quantization=quantization))
     except KeyError as error:
         raise ModelCorrupt(f"config.json has no {error}; download it again") from None
-    except (TypeError, ZeroDivisionError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelCorrupt(f"config.json holds a value that cannot be ({error}); download it again") from None
 
 

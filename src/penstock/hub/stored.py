@@ -40,6 +40,14 @@ class Part:
     def column_range(self) -> tuple[int, int]:
         return (0, self.shape[1]) if self.columns is None else (self.columns.start, self.columns.stop)
 
+    def groups(self, count: int) -> slice | None:
+        """The part's groups of inputs, of so many of equal size; None: it begins or ends within one. A single group,
+        which has all inputs, is every part's."""
+        (first, last), size = self.column_range, self.shape[1] // count
+        if count == 1:
+            return slice(0, 1)
+        return None if first % size or last % size else slice(first // size, last // size)
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -106,20 +114,27 @@ class GroupedTensor:
         return rows, stored * 8 // self.bits
 
     def part(self, part: Part, name: str) -> GroupedTensor:
-        """Whole groups only: the scales of a group that is cut would be of no rank alone."""
+        """Whole groups only: the scales of a group that is cut would be of no rank alone. But a group of all inputs is
+        of every part: its scales follow the outputs."""
         part.check(self.shape, name)
         (first, last), columns = part.column_range, self.shape[1]
-        group = columns // self.scales.values.shape[1]
-        if self.order is not None and (first, last) != (0, columns):
+        is_whole = (first, last) == (0, columns)
+        if self.order is not None and not is_whole:
             raise ModelUnsupported(
                 f"tensor '{name}' cannot be split by its inputs: they are stored in an order of its own (act-order)"
             )
-        if first % group or last % group:
+        own = part.groups(self.scales.values.shape[1])
+        if own is None:
+            group = columns // self.scales.values.shape[1]
             raise ModelUnsupported(
                 f"tensor '{name}' cannot be split at input {first if first % group else last}: "
                 f"its groups of {group} inputs would be cut. Use fewer ranks, or a model with smaller groups"
             )
-        groups = Part(self.scales.values.shape, part.rows, slice(first // group, last // group))
+        per_byte = 8 // self.bits
+        if first % per_byte or last % per_byte:
+            at = first if first % per_byte else last
+            raise ModelUnsupported(f"tensor '{name}' cannot be split at input {at}: two inputs share a byte")
+        groups = Part(self.scales.values.shape, part.rows, own)
         packed = Part(self.values.shape, part.rows, slice(first * self.bits // 8, last * self.bits // 8))
         return replace(
             self,

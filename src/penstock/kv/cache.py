@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from penstock.core.hashing import BlockHash, block_hash, chain_routing, root_hash, routing_root
 from penstock.core.request import AdapterRef
+from penstock.kv.disk import BlockFiles, DiskBlocks
 from penstock.kv.host import HostBlocks
 from penstock.kv.pool import BlockPool
 from penstock.kv.routing import RoutingBlocks
@@ -56,7 +57,8 @@ class PrefixMatch:
     num_tokens: int = 0  # the partial block's included
     partial_block: int | None = None  # shares its first tokens only: to be copied, then written (copy-on-write)
     on_host: tuple[BlockHash, ...] = ()  # full blocks after those, to be copied from host memory
-    is_pending: bool = False  # the next block is being computed by a running sequence right now
+    num_beyond: int = 0  # full blocks after those, on disk or on the host: to be fetched first
+    is_pending: bool = False  # the next block is being computed by a running sequence, or read from disk, right now
 
 
 class BlockTable:
@@ -128,7 +130,16 @@ class KVCache:
         self.shares_prefixes = share_prefixes
         can_route = share_prefixes and routing_tokens >= block_size and routing_tokens % block_size == 0
         self.routing = RoutingBlocks(self.pool, routing_tokens) if can_route else None
-        self._pending: Counter[BlockHash] = Counter()  # prompt blocks that running sequences are about to compute
+        self._pending: Counter[BlockHash] = Counter()  # blocks that are about to be computed, or read from disk
+        self._arriving: Counter[int] = Counter()  # blocks that can be found before the step that copies them has ended
+
+    def keep_on_disk(self, files: BlockFiles) -> None:
+        """Blocks in host memory are written into these files, and come back from there."""
+        host, routing = self.pool.host, self.routing
+        assert host is not None, "blocks come to the disk and back through host memory"
+        host.disk = DiskBlocks(files, host, routing_hash=routing.name_of) if routing else DiskBlocks(files, host)
+        if routing is not None:
+            host.disk.chains.note_changes(routing.noted)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
@@ -148,6 +159,21 @@ class KVCache:
         find, pending = self.pool.find, self._pending
         return next((i for i, own in enumerate(hashes) if find(own) is None and own not in pending), len(hashes))
 
+    def find_settled(self, own: BlockHash) -> int | None:
+        """A block whose bytes are in the device's memory now, and not only once a step has ended."""
+        block_id = self.pool.find(own)
+        return None if block_id is None or block_id in self._arriving else block_id
+
+    def match_settled(self, hashes: Sequence[BlockHash]) -> PrefixMatch:
+        """The same of a chain's first blocks, as a match that holds nothing else."""
+        found = takewhile(lambda block_id: block_id is not None, map(self.find_settled, hashes))
+        block_ids = tuple(block_id for block_id in found if block_id is not None)
+        return PrefixMatch(block_ids, len(block_ids) * self.pool.block_size)
+
+    def is_pending(self, own: BlockHash) -> bool:
+        """A sequence that holds blocks is about to publish it."""
+        return own in self._pending
+
     def match(self, hashes: TokenHashes, token_ids: Sequence[int], limit: int) -> PrefixMatch:
         """The longest cached prefix of `token_ids` of at most `limit` tokens. Takes nothing."""
         if not self.shares_prefixes:
@@ -164,10 +190,10 @@ class KVCache:
         start = index * size
         if index < len(hashes.hashes) and hashes.hashes[index] in self._pending:
             return PrefixMatch(tuple(found), start, is_pending=True, on_host=on_host)
+        beyond = self._num_beyond(hashes.hashes[index : limit // size])
         partial = pool.find_partial(hashes.parent(index), token_ids[start : min(start + size, limit)])
-        if partial is None:
-            return PrefixMatch(tuple(found), start, on_host=on_host)
-        return PrefixMatch(tuple(found), start + partial[1], partial_block=partial[0], on_host=on_host)
+        block, common = partial or (None, 0)
+        return PrefixMatch(tuple(found), start + common, partial_block=block, on_host=on_host, num_beyond=beyond)
 
     def _on_host(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
         """How the chain goes on in host memory, unless computing it is faster, or somebody is."""
@@ -175,6 +201,53 @@ class KVCache:
         if host is None or not host.pays:
             return ()
         return tuple(takewhile(lambda own: own in host and own not in pending, hashes))
+
+    def _num_beyond(self, hashes: Sequence[BlockHash]) -> int:
+        """How far the chain goes on on disk."""
+        host, disk, pending = self.pool.host, self.disk, self._pending
+        if host is None or disk is None or not host.pays:
+            return 0
+        return sum(1 for _ in takewhile(lambda own: (own in disk or own in host) and own not in pending, hashes))
+
+    # -- the disk
+
+    @property
+    def disk(self) -> DiskBlocks | None:
+        return self.pool.host.disk if self.pool.host is not None else None
+
+    def fetch(self, match: PrefixMatch, hashes: TokenHashes, now: float) -> bool:
+        """Begin to read the blocks that go on after a match from disk. False: there is nothing to wait for."""
+        disk, first = self.disk, len(match.block_ids)
+        if disk is None:
+            return False
+        last = first + len(match.on_host) + match.num_beyond
+        started = disk.fetch([(hashes.hashes[i], hashes.parent(i)) for i in range(first, last)], now)
+        self._pending.update(started)
+        return bool(started)
+
+    def poll(self, now: float) -> None:
+        """Take in what the disk has done meanwhile."""
+        if self.disk is None:
+            return
+        ended, found = self.disk.poll(now)
+        for own in ended:
+            self.retract(own)
+        for block in found:
+            if self.routing is not None and block.routing_hash is not None:
+                self.routing.name(block.own, block.routing_hash)
+
+    def settle(self, moves: Sequence[tuple[int, int]]) -> None:
+        """The step that began with these moves has ended."""
+        host, arriving = self.pool.host, self._arriving
+        if host is not None:
+            for block_id in chain.from_iterable(moves):
+                if host.is_here(block_id):
+                    host.end_move(block_id)
+        for _, destination in moves if arriving else ():
+            if destination in arriving:
+                arriving[destination] -= 1
+                if arriving[destination] <= 0:
+                    del arriving[destination]
 
     def acquire(
         self,
@@ -213,6 +286,7 @@ class KVCache:
         table = BlockTable(self, [*match.block_ids, *taken], shared, awaited, shared - revived)
         if match.on_host:
             table.publish(hashes, token_ids, known * pool.block_size)
+            self._arriving.update(table.block_ids[shared:known])
         return table
 
     def observe(
@@ -236,6 +310,14 @@ class KVCache:
                 host.lose(destination)
             else:
                 self.pool.spoil(destination)
+        self.settle(moves)
+
+    def forgo_saves(self, block_ids: Sequence[int]) -> None:
+        """These blocks will be written before the next step begins: what was to be copied from them is lost."""
+        chosen = {*block_ids}
+        lost = [move for move in self.pool.moves if move[0] in chosen]
+        self.pool.moves = [move for move in self.pool.moves if move[0] not in chosen]
+        self.undo(lost)
 
     def clear(self) -> None:
         """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""

@@ -100,11 +100,12 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def is_known(self, own: BlockHash) -> bool:
-        """On the device or on the host."""
-        return own in self._by_hash or (self.host is not None and own in self.host)
+        """On the device, on the host or on disk."""
+        return own in self._by_hash or (self.host is not None and self.host.is_known(own))
 
     def tier_of_run(self, last: BlockHash, length: int) -> Tier | None:
-        """Where this block and those before it, `length` in all, can be found; None: not all of them."""
+        """Where this block and those before it, `length` in all, can be found; None: not all of them. What is on disk
+        counts as on the host."""
         if self._is_run_here(last, length):
             return Tier.DEVICE
         return Tier.HOST if self.host is not None and self._is_run_known(last, length, self.host) else None
@@ -119,7 +120,7 @@ class BlockPool:
         return True
 
     def _is_run_known(self, last: BlockHash, length: int, host: HostBlocks) -> bool:
-        """Those on the host are found after those on the device, not between them."""
+        """Those on the host or on disk are found after those on the device, not between them."""
         own, has_end_here = last, False  # what comes later is on the device only
         for _ in range(length):
             parent = host.parent(own)

@@ -1,8 +1,8 @@
 """Which routing blocks the cache holds whole: the news of it, for whoever tells a gateway.
 
 A routing block is a run of pool blocks, its parts. It is whole while every part can be found; on the host, if one of
-them is there only. Parts are shared by prompts that part ways inside a run, but the last part belongs to one routing
-block only, and stands for it here.
+them is there or on disk only. Parts are shared by prompts that part ways inside a run, but the last part belongs to one
+routing block only, and stands for it here.
 
 Nothing is kept per part: the pool knows which blocks follow which. It notes the hashes that go, and those that come
 back before others or move; `changes` looks at the runs they belong to, once, by what the pool holds then. That finds
@@ -35,16 +35,20 @@ class RoutingBlocks:
         self._pool = pool
         self._names: dict[BlockHash, int] = {}  # last parts, from being published until their end is noticed
         self._told: dict[BlockHash, Tier] = {}  # the last parts of what is whole
-        self._noted = pool.note_changes()
+        self.noted = pool.note_changes()  # blocks that came, went or moved
 
     def name(self, last_part: BlockHash, routing_hash: int) -> None:
         """Whoever publishes a last part says which routing block it ends."""
         self._names[last_part] = routing_hash
-        self._noted.append(last_part)
+        self.noted.append(last_part)
+
+    def name_of(self, last_part: BlockHash) -> int | None:
+        """The routing block that this block ends, if it ends one."""
+        return self._names.get(last_part)
 
     def changes(self) -> RoutingChanges | None:
         """What became whole, moved and is no longer whole, since the last call; None: nothing."""
-        if not self._noted:
+        if not self.noted:
             return None
         changes = RoutingChanges([], [], [])
         for last_part in self._concerned():
@@ -68,11 +72,11 @@ class RoutingBlocks:
         """The last parts of all runs that may have changed, in the order in which that happened."""
         found: dict[BlockHash, None] = {}
         passed: set[BlockHash] = set()
-        for part in self._noted:
+        for part in self.noted:
             if part in self._names:
                 found[part] = None
             elif part not in passed:
                 passed.add(part)
-                self._noted += self._pool.following(part)  # they come up in this loop
-        self._noted.clear()
+                self.noted += self._pool.following(part)  # they come up in this loop
+        self.noted.clear()
         return list(found)

@@ -20,6 +20,7 @@ from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear
 from penstock.model.quantized import Weight
 from penstock.model.ranks import gathered_head, split_embedding
 from penstock.model.rope import rope_tables
+from penstock.model.sequence import SequenceGroup
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
 from penstock.model.weights import Weights
@@ -49,11 +50,12 @@ Family = Callable[[Weights, Progress], CausalLM]
 
 
 def query_heads(config: ModelConfig) -> Axis:
-    return Axis(config.num_heads * config.head_dim, config.head_dim, group=config.num_heads // config.num_kv_heads)
+    group = config.num_heads // config.num_kv_heads
+    return Axis(config.num_heads * config.head_dim, config.head_dim, group=group, are_heads=True)
 
 
 def kv_heads(config: ModelConfig) -> Axis:
-    return Axis(config.num_kv_heads * config.head_dim, config.head_dim, repeats=True, group=1)
+    return Axis(config.num_kv_heads * config.head_dim, config.head_dim, repeats=True, group=1, are_heads=True)
 
 
 def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
@@ -65,6 +67,7 @@ def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
         scale=config.query_scale or config.head_dim**-0.5,
         window=config.window(layer),
         cap=config.attention_cap,
+        sequence=SequenceGroup(weights.ranks) if shard.sp > 1 else None,
     )
 
 
@@ -252,7 +255,7 @@ def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) 
     layers = []
 
     def load(index: int) -> Layer:
-        layer = replace(weights.at(f"model.layers.{index}"), is_end_layer=index in (0, num_layers - 1))
+        layer = replace(weights.at(f"model.layers.{index}"), layer=index, is_end_layer=index in (0, num_layers - 1))
         return load_layer(layer, rope, index)
 
     with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:

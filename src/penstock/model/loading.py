@@ -7,6 +7,7 @@ from functools import partial
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.families import FAMILIES
 from penstock.model.layers import CausalLM, Progress
 from penstock.model.ops import Ops
@@ -26,7 +27,7 @@ def load_model(
     max_context: int | None = None,
     sites: list[Site] | None = None,
     ranks: Ranks | None = None,
-    shares_experts: bool = False,
+    experts: ExpertLayers | None = None,
     stage: Stage = Stage(),  # noqa: B008 (frozen)
     packed: Packed | None = None,
 ) -> CausalLM:
@@ -34,17 +35,19 @@ def load_model(
 
     `quantize` makes of each linear's weight what is kept; without it, they are kept as stored. `max_context` is the
     longest that a sequence may become, where that is less than the model can. Each linear layer is added to `sites`.
-    `ranks`: those that share the model, of which this loads one's part; None: there is one. `shares_experts`: whole
-    experts are shared out among them (expert parallel), else each is split (tensor parallel). `stage`: the layers that
-    are loaded (pipeline parallel). `packed`: where linear layers may be found that were packed before.
+    `ranks`: those that share the model, of which this loads one's part; None: there is one. `experts`: where those of a
+    mixture are counted, and how whole ones are shared out (expert parallel); None: nobody counts, and each is split
+    (tensor parallel). `stage`: the layers that are loaded (pipeline parallel). `packed`: where linear layers may be
+    found that were packed before.
     """
     architecture = checkpoint.config.architecture
     family = FAMILIES.get(architecture)
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelUnsupported(f"architecture '{architecture}' is not supported; those that are: {known}")
+    upload = Upload()
     read = (
-        checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint, move=Upload())
+        checkpoint.draw if isinstance(checkpoint, RandomCheckpoint) else partial(read_stored, checkpoint, move=upload)
     )
     weights = Weights(
         checkpoint,
@@ -55,11 +58,13 @@ def load_model(
         max_context=max_context,
         sites=sites if sites is not None else [],
         ranks=ranks or SingleRank(),
-        shares_experts=shares_experts,
+        experts=experts,
         stage=stage,
         packed=packed,
     )
-    return family(weights, progress or (lambda done, total: None))
+    model = family(weights, progress or (lambda done, total: None))
+    upload.release()  # experts may be read again later
+    return model
 
 
 def random_model(config: ModelConfig, ops: Ops, seed: int = 0, quantize: Quantize | None = None) -> CausalLM:

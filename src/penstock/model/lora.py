@@ -11,8 +11,9 @@ Who may have a slot is decided elsewhere; this module holds what lies in the slo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.lora_slots import AdaptedLinear, HostPair
 from penstock.model.ops import AttentionSpec, LayerKV, Ops
+from penstock.model.stages import Stage
 from penstock.model.weights import DTYPES, Site
 
 T = TypeVar("T")
@@ -44,16 +46,27 @@ class HostAdapter:
 class AdapterBank:
     """The adapters of one model: made to fit it, and put into slots."""
 
-    def __init__(self, ops: Ops, sites: Sequence[Site], num_slots: int, max_rank: int = MAX_RANK) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        sites: Sequence[Site],
+        num_slots: int,
+        max_rank: int = MAX_RANK,
+        is_elsewhere: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        """`is_elsewhere`: whether a linear is another pipeline stage's, which fits it there."""
         self.num_slots = num_slots
         self.slots = ops.lora_slots(sites, num_slots, max_rank)
         self._sites = sites
+        self._is_elsewhere = is_elsewhere
         self._places = {name: place for place, site in enumerate(sites) for name in site.outputs}
 
     def fit(self, adapter: PeftAdapter) -> HostAdapter:
         """Check an adapter against the model and copy it out of its file. Any one thread may, while steps run."""
         joined: dict[int, dict[str, LowRank]] = {}
         for name, pair in adapter.layers.items():
+            if self._is_elsewhere(name):
+                continue
             place = self._places.get(name)
             if place is None:
                 raise ModelUnsupported(
@@ -101,13 +114,22 @@ class AdaptedModel:
 
 
 def with_adapters(
-    model: CausalLM, sites: Sequence[Site], ops: Ops, num_slots: int, *, max_rank: int = MAX_RANK
+    model: CausalLM,
+    sites: Sequence[Site],
+    ops: Ops,
+    num_slots: int,
+    *,
+    max_rank: int = MAX_RANK,
+    stage: Stage = Stage(),  # noqa: B008 (frozen)
 ) -> AdaptedModel:
     """`sites`: the linear layers as the model was loaded with. Those that are no field of its layers stay as they are,
-    and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside."""
+    and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside. `stage`: the
+    layers that were loaded; what an adapter adds to those of other stages is left to them."""
     found = _fields(model, {id(site.linear) for site in sites})
     reached = [site for site in sites if id(site.linear) in found]
-    bank = AdapterBank(ops, reached, num_slots, max_rank)
+    bank = AdapterBank(
+        ops, reached, num_slots, max_rank, partial(stage.is_elsewhere, num_layers=model.config.num_layers)
+    )
     linears = {id(site.linear): AdaptedLinear(site.linear, place, bank.slots) for place, site in enumerate(reached)}
     return AdaptedModel(model, _replaced(model, linears), bank)
 

@@ -25,8 +25,13 @@ class Ranks(Protocol):
     def sum(self, x: Tensor) -> Tensor:
         """The sum of what all ranks bring: all-reduce. Every rank gets the same bits."""
 
-    def gather(self, x: Tensor) -> Tensor:
-        """[rows, columns] of all ranks side by side, in the order of ranks: all-gather."""
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        """[rows, columns] of all ranks side by side, in the order of ranks: all-gather. `among`: of this rank's group
+        of so many neighbours only; all ranks call it all the same."""
+
+    def exchange(self, x: Tensor) -> Tensor:
+        """All-to-all among the neighbours that share out tokens (`shard.sp`): x [sp, rows, columns] has a part for each
+        of them; returned is what each of them has for this one, bit by bit."""
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The first rank's, on all of them. The others bring a tensor of its shape and type, whatever is in it."""
@@ -40,7 +45,10 @@ class SingleRank:
     def sum(self, x: Tensor) -> Tensor:
         return x
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        return x
+
+    def exchange(self, x: Tensor) -> Tensor:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -56,8 +64,11 @@ class LoneRank:
     def sum(self, x: Tensor) -> Tensor:
         return x
 
-    def gather(self, x: Tensor) -> Tensor:
-        return x.repeat(1, self.shard.size)
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        return x.repeat(1, among or self.shard.size)
+
+    def exchange(self, x: Tensor) -> Tensor:
+        return x
 
     def broadcast(self, x: Tensor) -> Tensor:
         return x

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from penstock.core.errors import ModelUnsupported
+from penstock.model.sequence import TokenSplit
 
 
 class Split(Enum):
@@ -24,6 +25,7 @@ class Axis:
     unit: int = 1
     repeats: bool = False  # with fewer units than ranks, several ranks have the same one: heads of keys and values
     group: int | None = None  # units that may be shared out unevenly, if so many stay together: heads of one key
+    are_heads: bool = False  # of attention: ranks that share out tokens have the same keys, and of queries even shares
 
     @property
     def num_units(self) -> int:
@@ -32,11 +34,28 @@ class Axis:
 
 @dataclass(frozen=True)
 class Shard:
+    """One of `size` ranks; `sp` neighbours of them share out the tokens of every sequence."""
+
     rank: int = 0
     size: int = 1
+    sp: int = 1
+
+    @property
+    def tokens(self) -> TokenSplit:
+        return TokenSplit(self.rank % self.sp, self.sp)
+
+    @property
+    def neighbours(self) -> range:
+        """The ranks of its group, by which tokens are shared out, itself included."""
+        first = self.rank // self.sp * self.sp
+        return range(first, first + self.sp)
 
     def span(self, axis: Axis, what: str) -> range:
         """The rank's share of an axis; `what` names it where it cannot be shared out evenly."""
+        if self.sp > 1 and axis.are_heads:
+            whole = replace(axis, group=None, are_heads=False)
+            shard = Shard(self.rank // self.sp, self.size // self.sp) if axis.repeats else self
+            return shard.span(whole, what)
         units, together = axis.num_units, axis.group or 1
         num_groups = units // together
         if axis.group is not None and num_groups > self.size:

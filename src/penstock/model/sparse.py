@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from penstock.core.model_config import Experts
 from penstock.hub.families import FAMILY_FILES
 from penstock.model.batch import Batch
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import Attention, load_norm
 from penstock.model.ops import ExpertLinears, LayerKV, Linear, Norm, Ops, Stream
-from penstock.model.ops.experts import ELSEWHERE
+from penstock.model.ops.experts import ExpertMap
 from penstock.model.quantized import Weight
 from penstock.model.ranks import Ranks
-from penstock.model.shard import Axis, Split
+from penstock.model.shard import Split
 from penstock.model.weights import Weights
 
 
@@ -57,7 +56,7 @@ class SparseMLP:
     per_token: int
     normalized: bool
     ranks: Ranks | None = None  # those whose parts of each expert are summed, of all experts at once; None: one has all
-    own: range | None = None  # experts that this rank has, where whole ones are shared out; None: of all, a part or all
+    map: ExpertMap | None = None  # where experts are looked up and counted; None: all are here, and nobody counts
 
     @classmethod
     def load(cls, layer: Weights) -> SparseMLP:
@@ -65,46 +64,40 @@ class SparseMLP:
         assert config is not None
         assert names is not None
         hidden, ffn, block = layer.config.hidden_size, config.intermediate_size, layer.at(names.block)
-        shares = layer.shares_experts and layer.shard.size > 1
-        own = layer.shard.span(Axis(config.count, group=1), "the experts") if shares else range(config.count)
-        columns, rows = (Split.NONE, Split.NONE) if shares else (Split.COLUMNS, Split.ROWS)
+        layers = layer.experts or ExpertLayers.of(layer.ops, layer.shard, layer.config.num_layers, config.count, None)
+        is_whole = layers.sharing is not None
+        columns, rows = (Split.NONE, Split.NONE) if is_whole else (Split.COLUMNS, Split.ROWS)
 
-        def pairs() -> Iterator[tuple[Weight, Weight]]:
-            for expert in own:
-                inner = block.at(f"experts.{expert}")
-                yield (
-                    inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=columns),
-                    inner.weight({names.down: hidden}, ffn, split=rows),
-                )
+        def read(expert: int) -> tuple[Weight, Weight]:
+            inner = block.at(f"experts.{expert}")
+            return (
+                inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=columns),
+                inner.weight({names.down: hidden}, ffn, split=rows),
+            )
 
+        experts, found = layers.load(layer.layer, layer.ops, read)
         return cls(
             ops=layer.ops,
             norm=load_norm(layer, "post_attention_layernorm"),
             # Never quantized: it is small, and who is chosen may hang on its last bits.
             router=layer.ops.linear(block.tensor("gate.weight", config.count, hidden)),
-            experts=layer.ops.experts(len(own), pairs(), is_part=shares),
+            experts=experts,
             shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
             per_token=config.per_token,
             normalized=config.normalized,
             ranks=layer.ranks if layer.shard.size > 1 else None,
-            own=own if shares else None,
+            map=found,
         )
 
-    def __call__(self, stream: Stream) -> None:
+    def __call__(self, stream: Stream, batch: Batch | None = None) -> None:
+        """`batch`: of the stream's tokens; None: nobody looks experts up by them."""
         x = self.ops.normed(stream, self.norm)
-        ids, weights = self.ops.route(self.router(x), self.per_token, normalized=self.normalized)
-        if self.own is not None:
-            ids, weights = _here(ids, weights, self.own)
+        logits = self.router(x)
+        ids, weights = self.ops.route(logits, self.per_token, normalized=self.normalized, experts=self.map, batch=batch)
         found = self.experts(x, ids, weights)
         if self.shared is not None:
             found = self.shared.beside(x, found)
         self.ops.add(stream, found if self.ranks is None else self.ranks.sum(found))
-
-
-def _here(ids: Tensor, weights: Tensor, own: range) -> tuple[Tensor, Tensor]:
-    """Choices as the rank that has these experts sees them: by its own numbers, and others are elsewhere."""
-    is_here = (ids >= own.start) & (ids < own.stop)
-    return torch.where(is_here, ids - own.start, ELSEWHERE), weights * is_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +108,4 @@ class SparseLayer:
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         self.attention(stream, kv, batch)
-        self.mlp(stream)
+        self.mlp(stream, batch)

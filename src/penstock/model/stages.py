@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import ModelConfig
+
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 class Link(Protocol):
@@ -32,6 +35,11 @@ class Stage:
 
     def of(self, num_layers: int) -> range:
         return range(num_layers) if self.layers is None else self.layers
+
+    def is_elsewhere(self, name: str, num_layers: int) -> bool:
+        """Whether a linear of this name belongs to a layer of another stage."""
+        found = _LAYER.match(name)
+        return found is not None and int(found[1]) in range(num_layers) and int(found[1]) not in self.of(num_layers)
 
     @property
     def is_alone(self) -> bool:

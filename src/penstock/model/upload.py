@@ -42,6 +42,12 @@ class Upload:
             buffer.read.record()
         return made
 
+    def release(self) -> None:
+        """Give the buffers back; more uploads take new ones."""
+        for buffer in self._buffers:
+            buffer.read.synchronize()
+        self._buffers, self._next = [], 0
+
     def _buffer(self) -> _Buffer:
         """The one that was filled longest ago, when the device has read it."""
         if len(self._buffers) < _NUM_BUFFERS:

@@ -16,6 +16,7 @@ from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint, stored_part
 from penstock.hub.stored import GroupedTensor, NumberFormat, Part, Stored
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.ops import Linear, Ops
 from penstock.model.quantized import Weight, joined, plain
 from penstock.model.quantized.fp8 import Fp8Weight
@@ -81,7 +82,8 @@ class Weights:
     max_context: int | None = None  # tokens that a sequence may come to; None: all that the model can
     ranks: Ranks = field(default_factory=SingleRank)
     stage: Stage = Stage()  # noqa: RUF009 (frozen)
-    shares_experts: bool = False  # among the ranks, each whole; else every rank has a part of each
+    layer: int = 0  # whose prefix it is; of other prefixes it means nothing
+    experts: ExpertLayers | None = None  # where experts of all layers are counted and shared out; None: nobody does
     packed: Packed | None = None  # linear layers as they were packed before; None: nobody keeps them
 
     @property

@@ -98,7 +98,8 @@ TTFT = Metric(
 TTFT_PART = Metric(
     "penstock_ttft_part_seconds",
     "histogram",
-    "The parts of the time to first token: tokenize, queue, prefill, first_token (from the engine to the client).",
+    "The parts of the time to first token: tokenize, pull (of KV blocks, if another engine was asked), queue, prefill, "
+    "first_token (from the engine to the client).",
     ("model", "part"),
     LATENCY_BUCKETS_S,
 )
@@ -220,6 +221,43 @@ RECOMPUTED_TOKENS = Metric(
 LOADED_TOKENS = Metric(
     "penstock_host_kv_tokens_total", "counter", "Tokens whose keys and values came back from host memory."
 )
+DISK_KV_BLOCKS = Metric("penstock_disk_kv_blocks", "gauge", "KV blocks on disk.")
+DISK_KV_BYTES = Metric("penstock_disk_kv_bytes", "gauge", "Bytes of their files.")
+DISK_KV_TOKENS = Metric(
+    "penstock_disk_kv_tokens_total", "counter", "Tokens whose keys and values were read from disk into host memory."
+)
+DISK_KV_DROPPED = Metric(
+    "penstock_disk_kv_dropped_blocks_total",
+    "counter",
+    "KV blocks that left host memory before they were written to disk, or that could not be written.",
+)
+DISK_KV_LATE = Metric(
+    "penstock_disk_kv_late_blocks_total",
+    "counter",
+    "KV blocks whose read took longer than computing them: their sequence did not wait for them.",
+)
+DISK_KV_DAMAGED = Metric(
+    "penstock_disk_kv_damaged_blocks_total",
+    "counter",
+    "Files of KV blocks that failed their check: removed, and never used.",
+)
+DISK_KV_ERRORS = Metric(
+    "penstock_disk_kv_errors_total", "counter", "Errors of the operating system with files of KV blocks."
+)
+PULLED_TOKENS = Metric("penstock_kv_pulled_tokens_total", "counter", "Tokens whose KV blocks came from another engine.")
+KV_PULLS = Metric("penstock_kv_pulls_total", "counter", "Prompts whose KV blocks another engine was asked for.")
+KV_FAILED_PULLS = Metric(
+    "penstock_kv_failed_pulls_total", "counter", "Of those, prompts of which not all came: the rest was computed."
+)
+KV_PULL_TIME = Metric(
+    "penstock_kv_pull_seconds_total",
+    "counter",
+    "Time from asking to the end, of all pulls together; waiting for what is computed elsewhere included.",
+)
+KV_SOURCES = Metric(
+    "penstock_kv_sources", "gauge", "Engines that this one is connected to, to pull KV blocks, by mover.", ("mover",)
+)
+LENT_TOKENS = Metric("penstock_kv_lent_tokens_total", "counter", "Tokens whose KV blocks were sent to other engines.")
 PREFIX_TOKENS = Metric("penstock_prefix_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
 PREFIX_HIT_TOKENS = Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.")
 GENERATED_TOKENS = Metric("penstock_generated_tokens_total", "counter", "Tokens the engine generated.")

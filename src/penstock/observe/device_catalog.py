@@ -52,14 +52,44 @@ RANK_MEMORY = Metric(
     "penstock_rank_memory_bytes",
     "gauge",
     "Memory that a rank of the model has taken, of its process or of its GPU. Only where there are several.",
-    ("rank", "node"),
+    ("rank", "node", "device"),
+)
+RANK_BUSY = Metric(
+    "penstock_rank_busy_seconds_total",
+    "counter",
+    "Time of a rank in steps, waits for other ranks included; on a GPU by the device's clock. Only where there are "
+    "several.",
+    ("rank", "node", "device"),
 )
 RANK_COMMUNICATION = Metric(
     "penstock_rank_communication_seconds_total",
     "counter",
-    "Time of a rank in sums and gathers with others, waits included; by its busy time it is communication's share. "
-    "Only on CPUs: on GPUs kernels meet without the host.",
-    ("rank", "node"),
+    "Time of a rank's steps in communication with others; by its busy time it is communication's share. Measured on "
+    "CPUs: sums, gathers and streams between stages, waits included. Estimated on GPUs, whose kernels meet in CUDA "
+    "graphs: sums and gathers are counted, each with what one of its size took at the start, without waits.",
+    ("rank", "node", "device", "method"),
+)
+RANK_MBU = Metric(
+    "penstock_rank_mbu_ratio",
+    "gauge",
+    "Memory bandwidth that a rank's recent steps used: its part of the weights and of the KV cache over its busy time, "
+    "as a share of the most that was measured on such a device. Absent where nobody measured.",
+    ("rank", "node", "device"),
+)
+OF_RANKS = (RANK_MEMORY, RANK_BUSY, RANK_COMMUNICATION, RANK_MBU)
+RANK_EXPERT_TOKENS = Metric(
+    "penstock_rank_expert_tokens_total",
+    "counter",
+    "Tokens that a rank's experts were given; a token counts once for each of its experts. Only where whole experts "
+    "are shared out among ranks (ep).",
+    ("rank",),
+)
+EXPERT_IMBALANCE = Metric(
+    "penstock_expert_imbalance_ratio",
+    "gauge",
+    "Tokens of the busiest by the mean, layer by layer, in the last minute in which tokens were routed: among experts, "
+    "and among ranks where whole experts are shared out (ep). 1 is even. Only of mixtures of experts.",
+    ("among",),
 )
 
 DEVICE_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

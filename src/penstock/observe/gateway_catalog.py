@@ -80,6 +80,42 @@ COST = Metric(
 RETRIES = Metric(
     "penstock_gateway_retries_total", "counter", "Requests sent to another replica before their first byte.", ("model",)
 )
+KV_SOURCES = Metric(
+    "penstock_gateway_kv_sources_total",
+    "counter",
+    "Requests whose replica was named another to pull KV blocks of the prompt from: prefill (that computes it), prefix "
+    "(that holds more of it), moved (a stream that a draining replica gave back).",
+    ("model", "reason"),
+)
+KV_ALONE = Metric(
+    "penstock_gateway_kv_alone_total",
+    "counter",
+    "Requests whose replica could pull KV blocks and was named no source: short_prompt, warm_prefix, no_source, "
+    "no_gain (to compute them is as fast), never (by the model's `split`).",
+    ("model", "reason"),
+)
+HANDOVERS = Metric(
+    "penstock_gateway_kv_handovers_total",
+    "counter",
+    "Prompts that a vLLM or SGLang server was asked to compute for another: handed_over; or it was not (the request "
+    "cannot be shared: not_shared; the server was gone: unreachable, answered with an error: refused, named no KV "
+    "blocks: no_params, took too long: slow, or was lost: lost), and the other computed it, or it was tried elsewhere; "
+    "not_pulled counts again what was handed over and the other could not get, and computed.",
+    ("model", "outcome"),
+)
+HANDOVER_TIME = Metric(
+    "penstock_gateway_kv_handover_seconds",
+    "histogram",
+    "Time that a vLLM or SGLang server took to compute a prompt for another, of those that were handed over.",
+    ("model",),
+    LATENCY_BUCKETS_S,
+)
+PREFILL_ANSWERS = Metric(
+    "penstock_gateway_prefill_answers_total",
+    "counter",
+    "Requests that were sent to a replica with the role prefill because no other could answer them.",
+    ("model",),
+)
 CARRIED_ON = Metric(
     "penstock_gateway_streams_carried_on_total",
     "counter",
@@ -185,7 +221,8 @@ REPLICA_REQUESTS = Metric(
 REPLICA_KV_EXACT = Metric(
     "penstock_gateway_replica_kv_exact",
     "gauge",
-    "1 if the router knows every KV block of a replica from its events; 0: it goes by what it has sent there.",
+    "1 if the router has the model's tokenizer and knows every KV block of a replica from its events; 0: it goes by "
+    "what it has sent there.",
     ("model", "replica"),
 )
 TLS_EXPIRY = Metric(

@@ -5,7 +5,9 @@
 A structured field (RFC 9651): the strategy, then its parameters. `score` is the winner's total and what follows it are
 its parts, before weights; `matched` are tokens of the prompt that the replica holds, with `approximate` if that is a
 guess; `on_host` of them are in its host memory only. `of` counts those that could have been picked, `dropped` those
-that could not, by reason.
+that could not, by reason. `source` is the replica that KV blocks of the prompt are pulled from, `why` (prefill, prefix
+or moved), `pulled` how many tokens and `gain` the seconds that this is expected to save; `alone` why there is none,
+where there could be.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ def route_header(choice: Choice, name: Callable[[str], str] = str) -> str:
     if choice.matched_tokens:
         line += f";matched={choice.matched_tokens}{';approximate' if choice.is_approximate else ''}"
         line += f";on_host={choice.host_tokens}" if choice.host_tokens else ""
+    if (source := choice.source) is not None:
+        line += f';source="{_quoted(name(source.replica.id))}";why={source.reason};pulled={source.pulled_tokens}'
+        line += f";gain={source.gain_s:.4g}"
+    elif choice.alone is not None:
+        line += f";alone={choice.alone}"
     line += f";of={len(totals)}"
     if choice.dropped:
         line += _dropped(choice)

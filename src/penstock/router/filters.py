@@ -57,6 +57,21 @@ def that_have_adapter(request: EdgeRequest, replicas: Replicas, now: float) -> R
     return [replica for replica in replicas if adapter in replica.adapters] if adapter else replicas
 
 
+def that_answer(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
+    """A replica with the role prefill computes prompts for others. Where it is all that is left it answers, rather than
+    nobody, if it can: at the cost of the prompts that wait there. One that needs a peer is of no use without."""
+    answering = [replica for replica in replicas if replica.role != "prefill"]
+    if len(answering) == len(replicas) and not any(replica.needs_peer for replica in replicas):
+        return replicas
+    prefills = {r.kv_layout for r in replicas if r.needs_peer and r.role == "prefill" and _computes(r, now)}
+    answering = [r for r in answering if not r.needs_peer or r.kv_layout in prefills]
+    return answering or [r for r in replicas if not r.needs_peer]
+
+
+def _computes(replica: ReplicaSnapshot, now: float) -> bool:
+    return replica.state is _READY and now <= replica.fresh_until
+
+
 MODEL = Filter("other_model", that_serve_model)
 STATE = Filter("not_ready", that_take_work)
 BREAKER = Filter("breaker_open", that_are_not_tripped)
@@ -64,8 +79,9 @@ CONTEXT = Filter("context_too_short", that_fit_context)
 ALLOW_LIST = Filter("not_allowed", that_are_allowed)
 
 ADAPTER = Filter("no_adapter", that_have_adapter)
+ROLE = Filter("prefill_only", that_answer)
 
-DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST, ADAPTER)
+DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST, ADAPTER, ROLE)  # ROLE last: it looks at who is left
 
 
 def prefer_ready(replicas: Replicas, now: float) -> Replicas:

@@ -28,6 +28,7 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int = ROUTING_TOKENS  # in each of them
     expected_output: int = 0  # tokens, by what such requests had or a hint; 0: not known
     holds_cache: bool = True  # else it is of whole texts, which are computed and leave nothing there
+    can_pull: bool = True  # its replica can be told where to pull KV blocks of its prompt from
     adapter: str = ""  # the LoRA adapter that its replica must have; empty: none
 
     def tokens_of(self, blocks: int) -> int:

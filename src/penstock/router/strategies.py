@@ -6,7 +6,7 @@ A new scorer is a function in `scorers` and a line here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from penstock.core.replica import UNBOUNDED, ReplicaSnapshot
@@ -55,6 +55,7 @@ class Strategy:
     picker: Picker = best
     index: PrefixIndex | None = None  # what its scores of prefixes come from
     routed: Callable[[EdgeRequest, ReplicaSnapshot, float], None] | None = None  # told of every request that is sent
+    load: Load = field(default_factory=Load)  # what its seconds count for, for those who reckon in them too
     spreads_equals: bool = False  # among equals the one that has worked least is picked, and not the drawn one
 
 
@@ -144,4 +145,4 @@ class RoutingSettings:
     weights: Weights = field(default_factory=Weights)
 
     def build(self, index: PrefixIndex) -> Strategy:
-        return STRATEGIES[self.strategy](self.weights, index)
+        return replace(STRATEGIES[self.strategy](self.weights, index), load=self.weights.load)

@@ -30,8 +30,9 @@ class Group(Protocol):
     @property
     def ranks(self) -> Ranks: ...
 
-    def agree(self, own: EngineSize, formats: str) -> EngineSize:
-        """The size that all have room for. `formats`: number formats in words, which are the same for all."""
+    def agree(self, own: EngineSize, formats: str, placement: str = "") -> EngineSize:
+        """The size that all have room for. `formats`: number formats in words, which are the same for all, as is
+        `placement`, a digest of which ranks have which experts."""
 
 
 def assemble(
@@ -49,7 +50,9 @@ def assemble(
         loaded = load(checkpoint, settings, phase, draft, group.ranks, group.stage, group.device)
         kernels = loaded.target.kernels
         formats = f"{kernels.number_format}, linear weights {kernels.quant}"
-        engine_size = group.agree(size(loaded, settings, phase), formats)
+        experts = loaded.target.experts
+        placement = experts.digest if experts is not None else ""
+        engine_size = group.agree(size(loaded, settings, phase), formats, placement)
     try:
         return build(loaded, engine_size, phase)
     except torch.OutOfMemoryError:

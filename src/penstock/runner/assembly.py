@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.core.expert_load import ExpertLoad
+from penstock.core.expert_placement import ExpertPlacement
 from penstock.core.parallelism import Parallelism
 from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
+from penstock.model.ops import LayerKV
 from penstock.quant import Quant
 from penstock.runner.limits import Limits
+from penstock.runner.moving import HostCopies
 from penstock.runner.runner import RankRunner
 from penstock.runner.size import EngineSize
 from penstock.sched.plan import Runner
+from penstock.transfer.shared_memory import MemoryFile
 
 
 class Adapters(Protocol):
@@ -36,6 +41,10 @@ class Embedder(Protocol):
 
     most_tokens: int
 
+    @property
+    def num_parts(self) -> int:
+        """Tokens of texts that were computed so far."""
+
     def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]: ...
 
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]: ...
@@ -47,6 +56,17 @@ class Memory(Protocol):
     def park(self) -> MemoryChange: ...
 
     def wake(self) -> MemoryChange: ...
+
+
+class Experts(Protocol):
+    """The experts of a mixture, on all ranks: see `RankExperts`."""
+
+    @property
+    def redundant(self) -> int | None: ...
+
+    def load(self) -> ExpertLoad: ...
+
+    def place(self, layer: int, placement: ExpertPlacement) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,12 +98,18 @@ class Assembly:
     formats: Formats
     size: EngineSize
     copy_s: float = 0.0  # to copy a block to host memory and back
+    host: HostCopies | None = None  # blocks in host memory, if there are any
+    kv_layout: str = ""  # all, but for the model's files, that a block's bytes depend on
     draft: Drafting | None = None  # a small model in the same blocks
     adapters: Adapters | None = None  # None: it cannot run any
     embedder: Embedder | None = None  # None: it makes no vectors
     parallelism: Parallelism = Parallelism()  # noqa: RUF009 (frozen)
-    kv_share: float = 1.0  # of the model's heads of keys and values, in all layers: what this rank has
+    kv_share: float = 1.0  # of keys and values of all heads, layers and tokens: what this rank keeps
     memory: Memory | None = None  # None: it cannot be given back
+    other_gpus: tuple[str, ...] = ()  # UUIDs of those that other ranks have, on this node
+    experts: Experts | None = None  # None: it is no mixture
+    kv: Sequence[LayerKV] = ()  # of this rank
+    kv_file: MemoryFile | None = None  # that they lie in, for other processes
 
     @property
     def limits(self) -> Limits:

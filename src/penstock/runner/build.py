@@ -7,7 +7,10 @@ from dataclasses import replace
 import torch
 
 from penstock.model.ops import LayerKV, Zeros
+from penstock.model.ops.native import NativeOps
+from penstock.model.ops.packed_cache import code_identity
 from penstock.runner.assembly import Assembly, Device, Drafting, Formats
+from penstock.runner.experts import RankExperts
 from penstock.runner.load import LoadedEngine, Phase
 from penstock.runner.loaded_model import LoadedModel
 from penstock.runner.make_runner import make_runner
@@ -23,9 +26,10 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     kernels, ops, device = target.kernels, target.ops, target.ops.device
     phase("cache", 0, 0)
     zeros = loaded.memory.zeros if loaded.memory is not None else None
-    kv = target.allocate_kv(size.num_blocks, zeros)
+    kv = target.allocate_kv(size.num_blocks, loaded.shared.zeros if loaded.shared is not None else zeros)
     settling = ops.settle_kv(kv)
-    mover = BlockMover(ops, kv, _host_copies(target, kv, size)) if size.host_blocks else None
+    host = _host_copies(target, kv, size) if size.host_blocks else None
+    mover = BlockMover(ops, kv, host) if host is not None else None
     if device.type == "cuda":
         phase("graphs", 0, 0)
     runner = make_runner(target, kv, mover)
@@ -41,11 +45,22 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         size=size,
         kv_share=target.kv_share,
         copy_s=mover.measure() if mover is not None else 0.0,
+        host=host,
+        kv_layout=_kv_layout(loaded.target, kv) if host is not None else "",
         draft=drafting,
         adapters=target.adapters,
         embedder=loaded.embedder,
         memory=memory,
+        experts=_rank_experts(target, loaded.memory),
+        kv=kv,
+        kv_file=loaded.shared.file if loaded.shared is not None else None,
     )
+
+
+def _rank_experts(target: LoadedModel, memory: VirtualMemory | None) -> RankExperts | None:
+    if target.experts is None:
+        return None
+    return RankExperts(target.experts, memory.change if memory is not None else lambda: None)
 
 
 def _described(device: torch.device) -> Device:
@@ -58,6 +73,16 @@ def _described(device: torch.device) -> Device:
 def _drafting(draft: LoadedModel, num_blocks: int, zeros: Zeros | None) -> tuple[Drafting, list[LayerKV]]:
     kv = draft.allocate_kv(num_blocks, zeros)
     return Drafting(make_runner(draft, kv), draft.limits.max_model_len), kv
+
+
+def _kv_layout(target: LoadedModel, kv: list[LayerKV]) -> str:
+    """All, but for the model's files, that the bytes of a block depend on."""
+    kernels, ops = target.kernels, target.ops
+    shapes = [(cache.shape[1:], cache.dtype) for layer in kv for cache in (layer.keys, layer.values)]
+    formats = kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype), target.limits.max_model_len
+    library = (ops.library._name, ops.arithmetic, ops.kv_arithmetic) if isinstance(ops, NativeOps) else ()
+    libraries = torch.__version__, torch.version.cuda, _described(ops.device).driver_name, library
+    return repr((target.model.config, shapes, formats, libraries, code_identity("model", "quant", "runner")))
 
 
 def _host_copies(target: LoadedModel, kv: list[LayerKV], size: EngineSize) -> HostCopies:

@@ -68,6 +68,7 @@ class CudaCopies:
         parts, _, words = self._pool.shape
         self._memory = PinnedMemory(num_blocks * parts * words * self._pool.itemsize)
         self._host = self._memory.bytes.view(self._pool.dtype).view(num_blocks, parts, words)
+        self._bytes = self._memory.bytes.view(num_blocks, -1).numpy()
         self._out, self._in = (Lane.make(staging_blocks // 2, self._pool) for _ in range(2))
         self._leaving: set[int] = set()  # blocks of the host that may not be there yet, for all that the way in knows
 
@@ -101,6 +102,12 @@ class CudaCopies:
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._pool.device)
+
+    def parts(self, block: int) -> list[memoryview]:
+        return [memoryview(self._bytes[block])]
+
+    def wait_saved(self) -> None:
+        self._out.stream.synchronize()
 
     def _ids(self, block_ids: list[int]) -> Tensor:
         return torch.tensor(block_ids, dtype=torch.int32).pin_memory().to(self._pool.device, non_blocking=True)

@@ -8,7 +8,9 @@ are more decodes of their sequence, in graphs that store all keys and values bef
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +32,7 @@ from penstock.runner.rows import spread
 from penstock.runner.runner import Tell, in_step
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
 from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
+from penstock.runner.step_meter import StepMeter, communication_of
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan
 
@@ -76,12 +79,14 @@ class CudaRunner:
         self._sampled = torch.zeros(rows, dtype=torch.int32, device=ops.device)
         self._rows: dict[str, int] = {}  # where in `_sampled` each sequence's newest token is
         self._num_steps = 0
-        self._graphs = DecodeGraphs(lambda sizes: self._forward(sizes, sizes.sequences))
-        self._busy_s = 0.0
+        communication = communication_of(self._ranks, stage)
+        self.meter = StepMeter(communication)
+        self._graphs = DecodeGraphs(lambda sizes: self._forward(sizes, sizes.sequences), communication)
+        self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # steps that nobody waits for
 
     def busy_s(self) -> float:
         """How long the device has worked on steps whose results were read."""
-        return self._busy_s
+        return self.meter.busy_s
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -110,7 +115,7 @@ class CudaRunner:
         inputs = self.prepare(plan)
         if self._tell is not None:
             self._tell(inputs)
-        with in_step(self._tell):
+        with in_step(self._tell), self.meter.step(is_waited_for=False):
             logits, best = self.forward(inputs)
         self._rows = newest_rows(plan.slices)
         specs = choices(plan.slices)
@@ -131,7 +136,7 @@ class CudaRunner:
         return score(logits, chosen, specs)
 
     def _add_busy(self, seconds: float) -> None:
-        self._busy_s += seconds
+        self.meter.busy_s += seconds
 
     def _singles(self, slices: list[Slice]) -> list[Slice] | None:
         """The step as decodes alone; None: it cannot be."""
@@ -159,7 +164,8 @@ class CudaRunner:
     def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
         """The tokens that the first rank chooses come here on the device too: the next step may begin with them. In a
         pipeline no step does, and tokens are chosen by the last stage."""
-        logits, best = self.forward(step)
+        with self._in_time(), self.meter.step(is_waited_for=False):
+            logits, best = self.forward(step)
         answer = self._answers[self._num_steps % self._num_stages][: step.num_rows]
         self._num_steps += 1
         if specs:
@@ -171,6 +177,18 @@ class CudaRunner:
         if step.num_rows and not self._is_in_pipeline:
             self._sampled[: step.num_rows] = self._ranks.broadcast(self._sampled[: step.num_rows])
         return []
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Work launched meanwhile is timed by the device; times of earlier steps that it has done are added up."""
+        while self._timed and self._timed[0][1].query():  # type: ignore[no-untyped-call]
+            started, done = self._timed.popleft()
+            self._add_busy(started.elapsed_time(done) / 1e3)
+        started, done = event(), event()
+        started.record()
+        yield
+        done.record()
+        self._timed.append((started, done))
 
     @property
     def _is_in_pipeline(self) -> bool:
@@ -196,6 +214,7 @@ class CudaRunner:
         if step.is_captured:
             graph = self._graphs[step.sizes]
             graph.graph.replay()
+            self.meter.add_communication(graph.communication_s)
             return graph.logits[: step.num_rows], graph.best[: step.num_rows]
         logits = self._forward(step.sizes, step.num_decodes)
         return logits, best_of(logits)
@@ -222,7 +241,7 @@ class CudaRunner:
         spec = self._model.spec
         if num_sequences < MIN_MEMBERS or any(self._model.config.windows):
             return None
-        tile = sequences_per_tile(spec.num_heads, spec.num_kv_heads)
+        tile = sequences_per_tile(spec.num_group_heads, spec.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)
 
     @property
@@ -235,7 +254,9 @@ class CudaRunner:
         num_decodes = write(host, slices, self._rows)
         if not host.shared:
             return False
-        return share(host.block_tables, host.positions[:num_decodes], self._kv[0].block_size, SharedViews(*host.shared))
+        # Of a whole block of the table each rank keeps as many tokens: what is shared is the same on all of them.
+        places = host.positions[:num_decodes] // self._kv[0].tokens.size
+        return share(host.block_tables, places, self._kv[0].block_size, SharedViews(*host.shared))
 
     def _send(self, step: StepInputs) -> None:
         stage, total = self._stage_of_step[: step.sizes.total], step.sizes.total

@@ -23,12 +23,15 @@ class DecodeGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [batch, vocab]
     best: Tensor  # [batch]: the greedy choice
+    communication_s: float  # with other ranks, by estimate
 
 
 class DecodeGraphs:
-    def __init__(self, forward: Callable[[Sizes], Tensor]) -> None:
-        """`forward`: a step of nothing but decodes, on inputs of these sizes; its logits."""
+    def __init__(self, forward: Callable[[Sizes], Tensor], communication: Callable[[], float] | None = None) -> None:
+        """`forward`: a step of nothing but decodes, on inputs of these sizes; its logits. `communication`: seconds with
+        other ranks so far, by estimate: what is captured is counted once there, and again with each replay."""
         self._forward = forward
+        self._communication = communication or (lambda: 0.0)
         self._graphs: dict[Sizes, DecodeGraph] = {}
 
     def __bool__(self) -> bool:
@@ -43,11 +46,11 @@ class DecodeGraphs:
         for sizes in wanted:
             self._forward(sizes)  # compiles what was not compiled yet
             torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
+            graph, before_s = torch.cuda.CUDAGraph(), self._communication()
             with torch.cuda.graph(graph, pool=pool):
                 logits = self._forward(sizes)
                 best = best_of(logits)
-            self._graphs[sizes] = DecodeGraph(sizes, graph, logits, best)
+            self._graphs[sizes] = DecodeGraph(sizes, graph, logits, best, self._communication() - before_s)
 
 
 def best_of(logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ leaves the device is a vector per text, or a number per scored token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
@@ -63,18 +63,18 @@ class _Blocks:
     done. The CPU's kernels know a layer by its cache; there it grows with the largest batch."""
 
     def __init__(self, ops: Ops, shape: KVShape, num_blocks: int) -> None:
-        self.size = shape.block_size
+        self.size = shape.table_block_size
         self._ops = ops
         self._shape = shape
-        self._is_shared = ops.device.type == "cuda"
-        self._num_blocks = num_blocks if self._is_shared else 0
+        self.is_shared = ops.device.type == "cuda"
+        self._num_blocks = num_blocks if self.is_shared else 0
         # Before the cache of those who generate takes what is left.
-        self.layers = self._made(num_blocks) if self._is_shared else []
+        self.layers = self._made(num_blocks) if self.is_shared else []
 
     def at_least(self, num_blocks: int) -> list[LayerKV]:
         if num_blocks <= self._num_blocks:
             return self.layers
-        if self._is_shared:
+        if self.is_shared:
             return self._made(num_blocks)  # for once: in the long run that memory is for other things
         self.layers, self._num_blocks = [], 0  # freed before the larger one is made
         self.layers, self._num_blocks = self._made(num_blocks), num_blocks
@@ -82,12 +82,12 @@ class _Blocks:
 
     def release(self) -> None:
         """Of a CPU only: on a GPU they belong to others' memory too."""
-        if not self._is_shared:
+        if not self.is_shared:
             self.layers, self._num_blocks = [], 0
 
     def _made(self, num_blocks: int) -> list[LayerKV]:
         shape = replace(self._shape, num_blocks=num_blocks)
-        if not self._is_shared:
+        if not self.is_shared:
             return self._ops.allocate_kv(shape)
         return self._ops.allocate_kv(replace(shape, num_layers=1)) * shape.num_layers
 
@@ -101,15 +101,19 @@ class _Part(NamedTuple):
 
 
 class DecoderEmbedder:
-    """`most_tokens`: as in a step, so that a batch of texts holds nobody up for longer than a prompt does."""
+    """`most_tokens`: as in a step, so that a batch of texts holds nobody up for longer than a prompt does.
+
+    Of a pipeline each stage computes its layers and sends the streams on; the last one alone has something to return.
+    """
 
     def __init__(self, model: CausalLM, ops: Ops, shape: KVShape, pooling: Pooling, most_tokens: int) -> None:
         assert isinstance(model, Decoder)
         self.most_tokens = most_tokens
+        self.num_parts = 0  # of texts, that were computed so far: a sign that a long call goes on
         self._model = model
         self._ops = ops
         self._pooling = pooling
-        self._most_blocks = -(-_ROOM * most_tokens // shape.block_size)
+        self._most_blocks = -(-_ROOM * most_tokens // shape.table_block_size)
         self._blocks = _Blocks(ops, shape, self._most_blocks)
 
     @property
@@ -126,16 +130,18 @@ class DecoderEmbedder:
         found: list[bytes] = []
         for few in self._at_once(texts, [len(text) for text in texts]):
             batch = Texts.of(few, self._ops.device)
-            found += _as_bytes(batch.pooled(self._states(self._computed(batch)), self._pooling))
+            if parts := self._computed(batch):
+                found += _as_bytes(batch.pooled(self._states(parts), self._pooling))
         return found
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
         found: list[float] = []
         for few in self._at_once(list(zip(texts, scored, strict=True)), [len(text) for text in texts]):
-            counts = [count for _, count in few]
-            told = self._log_probabilities(Texts.of([text for text, _ in few], self._ops.device), counts).cpu()
-            found += [float(own.mean()) for own in torch.split(told, counts)]
+            batch, counts = Texts.of([text for text, _ in few], self._ops.device), [count for _, count in few]
+            if parts := self._computed(batch):
+                told = self._log_probabilities(batch, parts, counts).cpu()
+                found += [float(own.mean()) for own in torch.split(told, counts)]
         return found
 
     def _at_once(self, items: Sequence[T], lengths: Sequence[int]) -> Iterator[Sequence[T]]:
@@ -150,27 +156,42 @@ class DecoderEmbedder:
         yield items[begin:]
 
     def _computed(self, texts: Texts) -> list[_Part]:
-        """With all that the layers add to their streams. A text in several parts goes through one layer after another
-        in all of them: so a layer's cache is all that it needs."""
-        model, ops = self._model, self._ops
+        """With all that the layers add to their streams, or none where another stage goes on with them."""
+        model = self._model
         lengths = np.array(texts.lengths)
         needed = -(-lengths // self._blocks.size)
         kv = self._blocks.at_least(int(needed.sum()))
         ends = [*range(0, int(lengths.sum()), self.most_tokens), int(lengths.sum())]
         batches = [self._batch(texts, begin, end, _tables(needed)) for begin, end in pairwise(ends)]
-        parts = [
+        begun = (
             _Part(begin, batch, Stream(model.embedding(batch.token_ids)))
             for begin, batch in zip(ends, batches, strict=False)
-        ]
-        if len(parts) == 1:
-            ops.begin(parts[0].batch)
-            ops.run_layers(model.layers, parts[0].stream, kv, parts[0].batch)
-            return parts
-        for layer, layer_kv in zip(model.layers, kv, strict=True):
+        )
+        kept = []
+        for part in (self._by_layers if self._blocks.is_shared and len(batches) > 1 else self._by_parts)(begun, kv):
+            if model.after is None:
+                kept.append(part)
+            else:
+                model.after.send(part.stream.total())
+        return kept
+
+    def _by_parts(self, parts: Iterable[_Part], kv: Sequence[LayerKV]) -> Iterator[_Part]:
+        """One part after another, in all layers: the next stage need not wait for the last of them."""
+        for part in parts:
+            self._ops.begin(part.batch)
+            self._ops.run_layers(self._model.layers, part.stream, kv, part.batch)
+            self.num_parts += 1
+            yield part
+
+    def _by_layers(self, parts: Iterable[_Part], kv: Sequence[LayerKV]) -> Iterator[_Part]:
+        """One layer after another, in all parts: so one layer's cache is all that they need."""
+        parts = list(parts)
+        for layer, layer_kv in zip(self._model.layers, kv, strict=True):
             for part in parts:
-                ops.begin(part.batch)
+                self._ops.begin(part.batch)
                 layer(part.stream, layer_kv, part.batch)
-        return parts
+                self.num_parts += 1
+        yield from parts
 
     def _batch(self, texts: Texts, begin: int, end: int, tables: Ints) -> Batch:
         """Of these tokens of all."""
@@ -198,9 +219,9 @@ class DecoderEmbedder:
             for rows in torch.split(torch.arange(batch.num_tokens, device=self._ops.device), _STATES):
                 yield self._ops.normed(stream.at(rows), self._model.norm)
 
-    def _log_probabilities(self, texts: Texts, scored: Sequence[int]) -> Tensor:
+    def _log_probabilities(self, texts: Texts, parts: list[_Part], scored: Sequence[int]) -> Tensor:
         """Of so many of each one's last tokens."""
-        model, parts, found = self._model, self._computed(texts), []
+        model, found = self._model, []
         ends = np.cumsum(texts.lengths)
         told = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, scored, strict=True)])
         rows = np.maximum(told - 1, 0)  # what is before a token tells it

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from penstock.core.context import longest_context
+from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.core.speculating import most_drafts
@@ -30,7 +31,7 @@ DEFAULTS = {"cpu": Defaults(64, 512, 16, 8), "cuda": Defaults(256, 8192, 64, 0)}
 class Limits:
     """The limits of a step, and so of the memory it takes."""
 
-    block_size: int
+    block_size: int  # of a sequence's tokens; where ranks share them out, each keeps a part of a block
     max_num_seqs: int
     chunk_tokens: int
     max_model_len: int
@@ -57,8 +58,11 @@ def resolve_limits(config: ModelConfig, settings: EngineSettings, device_type: s
     max_num_seqs = min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens)
     num_drafts = most_drafts(settings, overlaps=True) if device_type == "cuda" else 0
     most_rows = max(min(max_num_seqs * (1 + num_drafts), _MAX_ROWS), max_num_seqs) if num_drafts else 0
+    sp = settings.sp or 1
+    # A routing block has whole ones: gateways know by those what a replica has cached.
+    block_size = settings.block_size or max(1, min(defaults.block_size, ROUTING_TOKENS // sp))
     return Limits(
-        block_size=settings.block_size or defaults.block_size,
+        block_size=block_size * sp,
         max_num_seqs=max_num_seqs,
         chunk_tokens=chunk_tokens,
         max_model_len=longest_context(settings, config),

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from penstock.core.expert_placement import ExpertSharing
 from penstock.core.settings import EngineSettings
 from penstock.core.speculating import most_drafts
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.encoder import Pooling, read_pooling
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
 from penstock.model.ops import Ops
@@ -22,7 +24,9 @@ from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
 from penstock.model.weights import Site
 from penstock.runner.embedder import DecoderEmbedder
+from penstock.runner.experts import read_expert_counts
 from penstock.runner.kernels import choose_kernels
+from penstock.runner.kv_memory import SharedCache
 from penstock.runner.limits import Limits, resolve_limits, resolve_max_loras
 from penstock.runner.loaded_model import LoadedModel
 from penstock.runner.lora import RunnerAdapters
@@ -45,6 +49,7 @@ class LoadedEngine:
     embedder: DecoderEmbedder  # on a GPU it has its own blocks already, before the cache takes the rest
     free_before_bytes: int  # of the device's memory, before this engine put anything there
     memory: VirtualMemory | None = None  # where the weights are, if they can be given back
+    shared: SharedCache | None = None  # where the KV cache will be, if other processes are to read it
 
 
 def load(
@@ -74,6 +79,8 @@ def load(
     if device.type == "cuda" and settings.parkable:
         phase("move", 0, 0)
         loaded = replace(loaded, memory=_parkable(loaded, device))
+    if device.type == "cpu" and settings.kv_port is not None and settings.kv_mover in ("auto", "shm"):
+        loaded = replace(loaded, shared=SharedCache())
     return loaded
 
 
@@ -97,7 +104,11 @@ def _parkable(loaded: LoadedEngine, device: torch.device) -> VirtualMemory:
         device,
     )
     rehome(memory, tensors_of(loaded.embedder.blocks), Keep.NEVER, device)
-    rehome(memory, tensors_of([model.model for model in models]), Keep.ONCE, device)
+    counts = [each for model in models if model.experts is not None for each in model.experts.changing]
+    stay = {each.untyped_storage().data_ptr() for each in counts}  # they are read while the engine is parked, too
+    weights = tensors_of([model.model for model in models])
+    moved = (each for each in weights if each.untyped_storage().data_ptr() not in stay)
+    rehome(memory, moved, Keep.ONCE, device)
     return memory
 
 
@@ -117,6 +128,7 @@ def _load_target(
     num_loras = resolve_max_loras(settings, device.type)
     phase("weights", 0, config.num_layers)
     sites: list[Site] = []
+    experts = _experts(checkpoint, settings, ops, ranks)
     with (
         told_if_too_large("the model", "use a smaller one, or quant int4"),
         compiling_ahead(kernels, config, limits, ranks.shard, adapts=num_loras > 0),
@@ -130,20 +142,32 @@ def _load_target(
             max_context=limits.max_model_len,
             sites=sites,
             ranks=ranks,
-            shares_experts=(settings.ep or 1) > 1,
+            experts=experts,
             stage=stage,
             packed=packed,
         )
     if packed is not None:
         packed.save_later()
     scales = tuple(checkpoint.kv_scales(layer) for layer in stage.of(config.num_layers))
-    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks, stage=stage)
+    loaded = LoadedModel(kernels, ops, model, limits, kv_scales=scales, ranks=ranks, stage=stage, experts=experts)
     if num_loras:
         with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
-            adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank)
+            adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank, stage=stage)
         loaded = replace(loaded, model=adapted, adapters=RunnerAdapters(adapted.bank))
     pooling = _pooling(checkpoint, settings)
     return loaded, DecoderEmbedder(model, ops, loaded.kv_shape(1), pooling, limits.chunk_tokens)
+
+
+def _experts(checkpoint: Checkpoint, settings: EngineSettings, ops: Ops, ranks: Ranks) -> ExpertLayers | None:
+    """How the ranks share a mixture's experts, and where they are counted."""
+    config = checkpoint.config
+    if config.experts is None:
+        return None
+    sharing = None
+    if (settings.ep or 1) > 1:
+        counts = read_expert_counts(settings.expert_counts) if settings.expert_counts else {}
+        sharing = ExpertSharing(settings.redundant_experts, counts)
+    return ExpertLayers.of(ops, ranks.shard, config.num_layers, config.experts.count, sharing)
 
 
 def _load_draft(checkpoint: Checkpoint, settings: EngineSettings, device: torch.device, limits: Limits) -> LoadedModel:

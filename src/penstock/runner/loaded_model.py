@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops, Zeros
 from penstock.model.ranks import Ranks, SingleRank
@@ -23,17 +24,21 @@ class LoadedModel:
     adapters: RunnerAdapters | None = None  # None: it cannot run any
     ranks: Ranks = field(default_factory=SingleRank)  # those that share the model
     stage: Stage = Stage()  # noqa: RUF009 (frozen)
+    experts: ExpertLayers | None = None  # None: it is no mixture
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:
         spec, num_layers = self.model.spec, len(self.stage.of(self.model.config.num_layers))
-        return KVShape(num_layers, num_blocks, self.limits.block_size, spec.num_kv_heads, spec.head_dim)
+        tokens = self.ranks.shard.tokens
+        block_size = self.limits.block_size // tokens.size
+        return KVShape(num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, tokens)
 
     @property
     def kv_share(self) -> float:
-        """The share of the model's heads of keys and values, in all layers, that this rank has."""
+        """The share of keys and values, of all the model's heads, layers and tokens, that this rank keeps."""
         shape, config = self.kv_shape(1), self.model.config
-        return shape.num_kv_heads * shape.num_layers / (config.num_kv_heads * config.num_layers)
+        heads = shape.num_kv_heads / config.num_kv_heads / shape.tokens.size
+        return heads * shape.num_layers / config.num_layers
 
     @property
     def block_bytes(self) -> int:

@@ -28,6 +28,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.profile import adapted, decode_step, largest_step, rows_step
 from penstock.runner.runner import ModelRunner, RankRunner
+from penstock.runner.step_meter import StepMeter, communication_of
 
 if TYPE_CHECKING:
     from penstock.runner.cuda_runner import CudaRunner
@@ -47,7 +48,8 @@ def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None
         if limits.most_rows:
             captured.rehearse(rows_step(limits))
         return captured
-    runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover)
+    meter = StepMeter(communication_of(loaded.ranks, loaded.stage))
+    runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover, meter)
     if loaded.ops.device.type == "cuda":
         runner.submit(largest_step(limits))
     return runner
@@ -79,10 +81,11 @@ def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard
     experts = config.experts and replace(config.experts, count=config.experts.per_token)
     single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY, experts=experts)
     sites: list[Site] = []
+    ranks = LoneRank(shard)
     model = load_model(
-        RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites, ranks=LoneRank(shard)
+        RandomCheckpoint(single), ops, quantize=partial(to_quant, kernels.quant), sites=sites, ranks=ranks
     )
-    loaded = LoadedModel(kernels, ops, model, limits)
+    loaded = LoadedModel(kernels, ops, model, limits, ranks=ranks)
     if adapts:
         single_slot = with_adapters(model, sites, ops, 1, max_rank=1)
         loaded = replace(loaded, model=single_slot, adapters=RunnerAdapters(single_slot.bank))

@@ -6,7 +6,6 @@ touched.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
@@ -44,9 +43,9 @@ class CpuMemory:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is not a file's; 0: the system does not say."""
+    """Memory of this process that is not a file's on disk; 0: the system does not say."""
     try:
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))) << 10

@@ -17,6 +17,7 @@ from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
 from penstock.runner.step_inputs import StepInputs, host_batch, pack
+from penstock.runner.step_meter import StepMeter
 from penstock.runner.verify import choices, outcome
 from penstock.sched.plan import Runner, Sampled, SampleSpec, StepPlan, StepResult
 
@@ -37,6 +38,8 @@ def in_step(tell: Tell | None) -> Iterator[None]:
 
 class RankRunner(Runner, Protocol):
     """A runner of a model that may be spread over ranks: the first one submits, the others follow."""
+
+    meter: StepMeter
 
     def lead(self, tell: Tell) -> None:
         """Tell the other ranks of every step that is submitted from now on."""
@@ -72,7 +75,9 @@ class ModelRunner:
         kv: list[LayerKV],
         adapters: RunnerAdapters | None = None,
         mover: BlockMover | None = None,
+        meter: StepMeter | None = None,
     ) -> None:
+        self.meter = meter or StepMeter()
         self._model = model
         self._tell: Tell | None = None
         self._adapters = adapters
@@ -84,9 +89,11 @@ class ModelRunner:
         step = self.prepare(plan)
         if self._tell is not None:
             self._tell(step)
-        with in_step(self._tell):
-            logits = self.forward(step)
-        return FinishedStep(outcome(plan.slices, self.choose(logits, choices(plan.slices))))
+        with self.meter.step():
+            with in_step(self._tell):
+                logits = self.forward(step)
+            chosen = self.choose(logits, choices(plan.slices))
+        return FinishedStep(outcome(plan.slices, chosen))
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Pack what `forward` needs of a plan, here or on another rank."""
@@ -96,8 +103,9 @@ class ModelRunner:
         self._tell = tell
 
     def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
-        logits = self.forward(step)
-        return self.choose(logits, specs) if specs is not None else []
+        with self.meter.step():
+            logits = self.forward(step)
+            return self.choose(logits, specs) if specs is not None else []
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> Tensor:

@@ -53,7 +53,7 @@ class MemoryDriver(Protocol):
 class Keep(enum.Enum):
     """What becomes of a segment's content while it is parked."""
 
-    ONCE = "once"  # weights: it never changes, so the copy of the first time stays
+    ONCE = "once"  # weights: the copy of the first time stays, until they are said to have changed
     ALWAYS = "always"  # slots of adapters: it is copied each time
     NEVER = "never"  # a KV cache: it is zero afterwards
 
@@ -80,6 +80,7 @@ class VirtualMemory:
         self._pin = pin
         self._segments: list[Segment] = []
         self._is_parked = False
+        self._has_changed = False  # what is kept once, since it was copied
 
     @property
     def num_bytes(self) -> int:
@@ -112,6 +113,10 @@ class VirtualMemory:
         own = tensor.untyped_storage().data_ptr()
         return self._driver.export(next(one.handle for one in self._segments if one.address == own))
 
+    def change(self) -> None:
+        """Memory that is kept once has changed: the next park copies it anew."""
+        self._has_changed = True
+
     def park(self) -> MemoryChange:
         assert not self._is_parked
         watch = _Stopwatch()
@@ -121,9 +126,10 @@ class VirtualMemory:
             self._pin_copies(new)
             watch.lap("pin")
         for one in kept:
-            if one.keep is Keep.ALWAYS or one in new:
+            if one.keep is Keep.ALWAYS or one in new or self._has_changed:
                 assert one.host is not None
                 one.host.copy_(one.bytes, non_blocking=True)
+        self._has_changed = False
         self._driver.wait()
         watch.lap("copy")
         before = self._driver.free_bytes()

@@ -55,13 +55,16 @@ class Scheduler:
         self._waiting = WaitingQueue(self._ranking)
         self._running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
+        self._pulling: set[Sequence] = set()  # they wait for blocks of another engine, and stand in nobody's way
+        self._pulled: list[Sequence] = []  # they have their blocks, and wait for a place
+        self.is_short = False  # somebody waits for blocks, by the last plan
         self._arrivals = 0
         self._gave_way: set[Sequence] = set()  # in the plan being made
         self._prefill_left = 0  # tokens of running sequences that the last plan left for later steps
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._pulling) + len(self._pulled)
 
     @property
     def num_running(self) -> int:
@@ -82,7 +85,7 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def submit(self, request: Request, now: float, guide: TokenGuide | None = None) -> None:
+    def submit(self, request: Request, now: float, guide: TokenGuide | None = None) -> Sequence:
         """Queue a request. It must fit the cache by itself: `prompt + max_tokens` was checked at the gateway."""
         assert request.id not in self._sequences
         assert len(request.prompt_ids) + request.max_tokens <= self.cache.capacity_tokens
@@ -95,16 +98,35 @@ class Scheduler:
         self._shares.join(sequence)
         self._waiting.add(sequence)
         self.adapters.arrive(sequence)
+        return sequence
 
     def abort(self, request_id: str) -> bool:
         """Forget a request, wherever it is. False if it had ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        if sequence.table is None:
+        if sequence in self._pulling:
+            self._pulling.remove(sequence)
+        elif sequence in self._pulled:
+            self._pulled.remove(sequence)
+        elif sequence.table is None:
             self._waiting.remove(sequence)
         self._end(sequence)
         return True
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """It has just come, and its blocks are on their way from another engine: others do not wait for it."""
+        self._waiting.remove(sequence)
+        self._pulling.add(sequence)
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """Its pull has ended. With blocks of its own it enters before all others: memory that waits serves nobody.
+        Without, it has the place in the queue that it would have had."""
+        self._pulling.remove(sequence)
+        if sequence.pulled is not None:
+            self._pulled.append(sequence)
+        else:
+            self._waiting.add(sequence)
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -120,8 +142,10 @@ class Scheduler:
         """The next step, or None if nothing can run before a result is committed or a request arrives. `drafts` are
         tokens that may come next, of sequences that are decoding."""
         plan = StepPlan([])
+        self.cache.poll(now)
         self._gave_way.clear()
         self._prefill_left = 0
+        self.is_short = False
         if is_contested := self._shares.is_contested:
             self._ranking.look(self._sequences, now)
         self._running.sort(key=lambda s: self._ranking.rank(s, now))
@@ -145,6 +169,7 @@ class Scheduler:
             self._admit(plan, room, now)
         if drafts and not self._gave_way:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
+        self.is_short |= bool(self._gave_way)
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
         return self.adapters.placed(plan) if plan.slices else None
 
@@ -173,6 +198,7 @@ class Scheduler:
         come, first served: nobody overtakes for being small, but others' claims stand. No new one begins while a
         resumed stream waits for a prefix that is being computed."""
         self.adapters.begin()
+        self._admit_pulled(plan, room, now)
         is_short, blocked, is_held = bool(self._gave_way), set[Share](), False
         for sequence in self._waiting.first(ADMISSION_SCAN, now):
             if self._ranking.rank(sequence, now) > ahead_of:
@@ -188,8 +214,11 @@ class Scheduler:
                 continue
             match = self.cache.match(sequence.hashes, sequence.token_ids, limit=len(sequence.token_ids) - 1)
             if match.is_pending:
-                is_held |= goes_first
+                is_held |= goes_first and not self._pulling  # else it may be pulled, and nobody knows for how long
                 continue  # its prefix is being computed: waiting a step beats repeating it
+            if self._fetches(sequence, match, now):
+                is_held |= goes_first
+                continue  # its prefix is being read from disk
             may_enter = not is_short or self._shares.have_room_for(sequence)
             table = self._find_room(plan, sequence, match, now) if may_enter else None
             if table is None:
@@ -198,11 +227,39 @@ class Scheduler:
                 if not self._shares.is_contested:
                     break
                 continue
+            self._waiting.remove(sequence)
             self._enter(sequence, table, match.num_tokens, now)
-            planned = self._add(plan, sequence, min(sequence.num_wanted, room.left(goes_first=goes_first)))
-            room.take(planned.num_tokens)
-            if planned.sample is None:
-                self._prefill_left += sequence.num_wanted
+            self._add_first(plan, room, sequence, now)
+
+    def _add_first(self, plan: StepPlan, room: StepRoom, sequence: Sequence, now: float) -> None:
+        """The first slice of a sequence that has entered."""
+        goes_first = self._ranking.goes_first(sequence, now)
+        planned = self._add(plan, sequence, min(sequence.num_wanted, room.left(goes_first=goes_first)))
+        room.take(planned.num_tokens)
+        if planned.sample is None:
+            self._prefill_left += sequence.num_wanted
+
+    def _admit_pulled(self, plan: StepPlan, room: StepRoom, now: float) -> None:
+        """Let sequences in that have their blocks already, best first, while there are tokens and places for them."""
+        for sequence in sorted(self._pulled, key=lambda s: self._ranking.rank(s, now)):
+            if room.left(goes_first=self._ranking.goes_first(sequence, now)) <= 0:
+                return
+            if sequence.must_wait or not self.adapters.lets_in(sequence, now):
+                continue
+            if len(self._running) >= self._max_num_seqs and not self._displace(plan, sequence, now, by_place=True):
+                return
+            assert sequence.pulled is not None
+            (table, num_tokens), sequence.pulled = sequence.pulled, None
+            self._pulled.remove(sequence)
+            self._enter(sequence, table, num_tokens, now)
+            self._add_first(plan, room, sequence, now)
+
+    def _fetches(self, sequence: Sequence, match: PrefixMatch, now: float) -> bool:
+        """Have more of its prefix read from disk, once: it does not wait for the same blocks again and again."""
+        if not match.num_beyond or sequence.has_fetched:
+            return False
+        sequence.has_fetched = self.cache.fetch(match, sequence.hashes, now)
+        return sequence.has_fetched
 
     def _find_room(self, plan: StepPlan, sequence: Sequence, match: PrefixMatch, now: float) -> BlockTable | None:
         """Blocks for all the tokens of a waiting sequence, so that it can always finish its prompt. A block of headroom
@@ -214,10 +271,10 @@ class Scheduler:
             reserve = min(len(self._running), self.cache.pool.num_blocks // 8)
             table = self.cache.acquire(match, len(tokens), hashes, tokens, reserve=reserve)
             if table is not None or not self._displace(plan, sequence, now):
+                self.is_short |= table is None
                 return table
 
     def _enter(self, sequence: Sequence, table: BlockTable, num_cached: int, now: float) -> None:
-        self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.table = table
         sequence.num_computed = num_cached
@@ -225,6 +282,7 @@ class Scheduler:
         self._shares.enter(sequence)
         if sequence.first_run_s is None:
             sequence.first_run_s = now
+            num_cached = max(0, num_cached - sequence.num_computed_elsewhere)
             sequence.num_cached = min(num_cached, sequence.prompt_len)
             self.counters.prompt_tokens += len(sequence.token_ids)
             self.counters.cached_tokens += num_cached
@@ -259,6 +317,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
         """Take a step's tokens; publish what it completed; return the news for each client."""
         events = []
+        self.cache.settle(plan.copies)
         for planned, sampled in zip(plan.slices, result.sampled, strict=True):
             sequence = self._sequences.get(planned.request_id)
             if sequence is None:
@@ -299,7 +358,7 @@ class Scheduler:
     @property
     def steady_steps(self) -> int:
         """How many of the next steps cannot change what is decided, while no request comes or goes; see `steady`."""
-        return 0 if self._waiting else steady.num_steps(self._running, self.cache.pool)
+        return 0 if self._waiting or self._pulled else steady.num_steps(self._running, self.cache.pool)
 
     def take_steady(self, count: int, token_id: int) -> None:
         """Plan and commit `count` of those at once."""
@@ -313,6 +372,9 @@ class Scheduler:
             sequence.table.release()
             sequence.table = None
             self._running.remove(sequence)
+        elif sequence.pulled is not None:
+            sequence.pulled[0].release()
+            sequence.pulled = None
         self.adapters.leave(sequence)
         if not self._running:
             self._prefill_left = 0

@@ -22,12 +22,20 @@ class Sequence:
     share: Share  # its tenant's
     guide: TokenGuide | None = None
     slot: int | None = None  # where its adapter lies while it runs
+    is_pulled = False  # its blocks are on their way from another engine: it waits for them, in no line
+    pulled: tuple[BlockTable, int] | None = None  # that have come, and for how many tokens; it enters with them
+    pull_s = 0.0  # how long it waited for them
+    num_pulled = 0  # tokens whose blocks have come
+    is_pull_whole = False  # all have that were asked for
+    num_computed_elsewhere = 0  # of them, for this request
+    has_fetched = False  # more of its prefix from disk than was there when it was first looked at
     has_drafts = False  # in flight: how many tokens they come to is not known before they are read
 
     def __init__(self, request: Request, *, arrival_s: float, order: int, block_size: int) -> None:
         self.request = request
         self.arrival_s = arrival_s
         self.order = order  # of arrival; breaks every tie
+        self.block_size = block_size
         self.prompt_len = len(request.prompt_ids)
         self.token_ids = self._known_tokens()
         self.num_computed = 0
@@ -129,7 +137,8 @@ class Sequence:
 
     def timings(self, now: float) -> RequestTimings:
         assert self.first_run_s is not None
-        return RequestTimings(self.first_run_s - self.arrival_s, now - self.first_run_s)
+        queue_s = self.first_run_s - self.arrival_s - self.pull_s
+        return RequestTimings(queue_s, now - self.first_run_s, self.pull_s, self.num_pulled, self.is_pull_whole)
 
     def preempt(self) -> None:
         """Give up all blocks; the known tokens stay and are computed again, or found in the cache, later."""
@@ -138,4 +147,4 @@ class Sequence:
         self.table = None
         self.num_lost, self.num_computed = self.num_computed, 0
         self.epoch += 1
-        self.has_drafts = False
+        self.has_drafts = self.has_fetched = False

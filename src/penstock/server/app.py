@@ -21,6 +21,7 @@ from penstock.server.block_routes import BlockRoutes
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
 from penstock.server.embedding_routes import EmbeddingRoutes
+from penstock.server.expert_routes import ExpertRoutes
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.guides import GuideTrials
@@ -44,7 +45,7 @@ class Replica:
         self._clock = clock
         self._settings = settings
         self.drain = Drain()
-        pages = PageGuard(settings.host, settings.allowed_hosts)
+        pages = PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins)
         self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
         self._guides: GuideTrials | None = None
         self.devices = Devices(recorder.registry, clock, recorder.model, self.drain.begin)
@@ -65,7 +66,8 @@ class Replica:
             engine, self.drain, self._parking, self.devices, self.trust, self._state, settings
         )
         blocks = BlockRoutes(engine, self.drain, self.trust)
-        self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes()]
+        experts = ExpertRoutes(engine, self.trust)
+        self._always = [*health.routes(), *self._gateway.routes(), *blocks.routes(), *experts.routes()]
         paths = {"/v1/messages": ANTHROPIC, "/v1/messages/count_tokens": ANTHROPIC, "/v1/{path}": OPENAI}
         refusals = [
             Route(method, path, self._refuse, form) for path, form in paths.items() for method in ("GET", "POST")

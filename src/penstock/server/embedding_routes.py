@@ -18,7 +18,7 @@ from penstock.api import relay
 from penstock.api.asgi import Request, Route
 from penstock.api.openai import new_id
 from penstock.api.openai.embeddings import Vectors, embedding_list, parse_embedding, shortened
-from penstock.api.rerank import parse_rerank, parse_score, ranking, score_list
+from penstock.api.rerank import RERANK_PATHS, SCORE_PATHS, parse_rerank, parse_score, ranking, score_list
 from penstock.api.sink import Sink, json_response
 from penstock.core.errors import InvalidRequest, Overloaded
 from penstock.core.request import Cost
@@ -68,10 +68,11 @@ class EmbeddingRoutes:
         self._max_body_bytes = max_body_bytes
 
     def routes(self) -> list[Route]:
+        rerank, score = partial(self._serve, "rerank", self._rerank), partial(self._serve, "score", self._score)
         return [
             Route("POST", "/v1/embeddings", partial(self._serve, "embeddings", self._embed)),
-            Route("POST", "/v1/rerank", partial(self._serve, "rerank", self._rerank)),
-            Route("POST", "/v1/score", partial(self._serve, "score", self._score)),
+            *(Route("POST", path, rerank) for path in RERANK_PATHS),
+            *(Route("POST", path, score) for path in SCORE_PATHS),
         ]
 
     async def _serve(self, route: str, read: Callable[[GatewayHeaders], Job], request: Request, sink: Sink) -> None:
@@ -133,7 +134,7 @@ class EmbeddingRoutes:
         firsts, others = [one for one, _ in pairs], [other for _, other in pairs]
         if self._model.generates:
             return self._likely(firsts, others, wanted.truncate_prompt_tokens, tell)
-        shared = firsts[:1] if isinstance(wanted.text_1, str) or len(wanted.text_1) == 1 else firsts
+        shared = firsts[: len(wanted.firsts())]
         return self._compared(shared, others, wanted.truncate_prompt_tokens, tell)
 
     # -- how it is found

@@ -19,6 +19,7 @@ from penstock.api import relay
 from penstock.api.asgi import Request
 from penstock.api.page_guard import PageGuard
 from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from penstock.core.request import KvSource
 
 _PUBLIC = ("/health", "/ready")  # for whoever restarts the process, or sends it work
 
@@ -35,6 +36,7 @@ class GatewayHeaders:
     namespace: str = ""  # the gateway's tenant, whose prefixes are its own
     watermark: str | None = None  # of that tenant's answers
     tenancy: relay.Tenancy = relay.Tenancy()  # noqa: RUF009 (a tuple)
+    kv_source: KvSource | None = None  # where KV blocks of the prompt can be pulled from
 
 
 class GatewayTrust:
@@ -75,12 +77,14 @@ class GatewayTrust:
     def read(self, request: Request, body: bytes) -> GatewayHeaders:
         named = (relay.HEADER, relay.NAMESPACE_HEADER, relay.WATERMARK_HEADER, relay.TENANT_HEADER)
         mode, namespace, mark, tenant = (request.headers.get(name) for name in named)
+        source = request.headers.get(relay.KV_SOURCE_HEADER)
         is_whole = relay.WHOLE_HEADER in request.headers
-        if mode is None and namespace is None and mark is None and tenant is None and not is_whole:
+        if not is_whole and all(value is None for value in (mode, namespace, mark, tenant, source)):
             return GatewayHeaders(body, self._new_origin())
         self.check(request)
         namespace = namespace or ""
         tenancy = relay.read_tenant(tenant) if tenant is not None else relay.Tenancy(namespace)
+        kv_source = relay.read_kv_source(source) if source is not None else None
         if mode is None or mode == relay.STREAM:
             is_relayed = mode is not None
             return GatewayHeaders(
@@ -92,6 +96,7 @@ class GatewayTrust:
                 namespace=namespace,
                 watermark=mark,
                 tenancy=tenancy,
+                kv_source=kv_source,
             )
         if mode != relay.ENVELOPE:
             raise InvalidRequest(f"{relay.HEADER}: expected '{relay.STREAM}' or '{relay.ENVELOPE}'")
@@ -108,6 +113,7 @@ class GatewayTrust:
             namespace,
             mark,
             tenancy,
+            kv_source,
         )
 
     def _new_origin(self) -> relay.Origin:

@@ -1,4 +1,5 @@
-"""What only a gateway asks of a replica: how it is, once or as it changes, and that it should drain, park or wake.
+"""Endpoints of a replica for gateways only: how it is, once or as it changes, and that it should drain, park, wake or
+take another role.
 
 GET  /v1/penstock/snapshot     a ReplicaReport
 GET  /v1/penstock/snapshots    the same as server-sent events: on change, at most every 50 ms, at least every 250
@@ -8,6 +9,7 @@ POST /v1/penstock/give_back    end relayed streams, by their ids, for a gateway 
 DELETE /v1/penstock/drain      take new work again, unless it ends or its device had a fault; answers with a snapshot
 POST /v1/penstock/park         drain, then give the device's memory back; answers when that is done, with a ParkReport
 POST /v1/penstock/wake         take it again, and work too; answers when a token has come out, with a ParkReport
+POST /v1/penstock/role         another role from now on, for as long as this process runs; answers with a snapshot
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from penstock.api import tokenizer_bundle as model_text
 from penstock.api.asgi import Request, Route
 from penstock.api.parking import PARK_PATH, WAKE_PATH, ParkReport, read_park_request
 from penstock.api.replica_report import AdapterNews, ReplicaReport, encode
+from penstock.api.replica_role import ROLE_PATH, read_role_request
 from penstock.api.sink import Sink, SseStream, json_response
 from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import EngineUnavailable
@@ -40,7 +43,7 @@ from penstock.server.served_model import ServedAdapter, ServedModel
 
 _PERIOD_S = 0.05
 _MAX_GIVE_BACK_BYTES = 1 << 20
-_MAX_PARK_BYTES = 1 << 10
+_MAX_PARK_BYTES = _MAX_ROLE_BYTES = 1 << 10
 _MAX_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
 
 
@@ -64,6 +67,7 @@ class GatewayRoutes:
         self._devices = devices
         self._trust = trust
         self._state = state
+        self._role = settings.role
         self._max_open = settings.max_open
         self._boot = uuid.uuid4().hex
 
@@ -82,6 +86,7 @@ class GatewayRoutes:
             Route("POST", relay.GIVE_BACK_PATH, self.give_back),
             Route("POST", PARK_PATH, self.park),
             Route("POST", WAKE_PATH, self.wake),
+            Route("POST", ROLE_PATH, self.change_role),
         ]
 
     async def snapshot(self, request: Request, sink: Sink) -> None:
@@ -136,6 +141,13 @@ class GatewayRoutes:
         request.check_is_json()
         await self._answer(sink, self._parking.wake())
 
+    async def change_role(self, request: Request, sink: Sink) -> None:
+        """Gateways hear of it with the next report. What it has it goes on with: a role is about what is sent to it."""
+        self._trust.check(request)
+        request.check_is_json()
+        self._role = read_role_request(await request.body(_MAX_ROLE_BYTES)).role
+        await json_response(sink, 200, encode(self.now()))
+
     async def _answer(self, sink: Sink, change: Awaitable[ParkReport]) -> None:
         await json_response(sink, 200, msgspec.json.encode(await change))
 
@@ -167,6 +179,9 @@ class GatewayRoutes:
             adapters=self._adapter_news() if self._adapters else (),
             startup_s=engine.info.startup_s if engine.info is not None else None,
             can_park=engine.info is not None and engine.info.can_park,
+            role=self._role,
+            kv_port=engine.info.kv_port if engine.info is not None else 0,
+            kv_layout=engine.info.kv_layout if engine.info is not None else "",
             measured=self._measured(),
         )
 
@@ -175,14 +190,25 @@ class GatewayRoutes:
         engine, info = self._engine, self._engine.info
         return replace(
             engine.measured,
-            load=replace(engine.measured.load, num_open=engine.num_open, queued_tokens=engine.queued_tokens),
+            load=replace(
+                engine.measured.load,
+                num_open=engine.num_open,
+                queued_tokens=engine.queued_tokens,
+                expert_imbalance=engine.experts.rank_imbalance,
+            ),
             limits=replace(info.limits if info is not None else ServingLimits(), max_open=self._max_open),
             speeds=EngineSpeeds(
                 engine.speed.prefill_tokens_per_s,
                 engine.speed.decode_step_s,
                 info.host_tokens_per_s if info is not None else None,
+                engine.measured.speeds.kv_pull_tokens_per_s,
             ),
-            device=DeviceReadings(self._devices.readings, self._devices.fault),
+            device=DeviceReadings(
+                self._devices.readings,
+                self._devices.fault,
+                info.layout if info is not None else "",
+                engine.rank_figures,
+            ),
         )
 
     def _adapter_news(self) -> tuple[AdapterNews, ...]:

@@ -57,6 +57,8 @@ class Times:
             return {}
         found = {"tokenize": self.tokenized_s - self.arrived_s}
         if self.engine is not None:
+            if self.engine.pull_s:
+                found["pull"] = self.engine.pull_s
             found |= {"queue": self.engine.queue_s, "prefill": self.engine.prefill_s}
         return found | {"first_token": max(0.0, ttft_s - sum(found.values()))}
 
@@ -73,6 +75,7 @@ class Generation:
         self.options = wanted.to_options(vocab_size)
         self.times = times
         self.tenant = headers.namespace
+        self.kv_source = headers.kv_source
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
@@ -124,6 +127,7 @@ class Generation:
                     guide=prepared.guide,
                     adapter=adapter,
                     is_resumed=headers.resume is not None,
+                    kv_source=headers.kv_source,
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(

@@ -20,6 +20,7 @@ from penstock.engine.messages import Embed
 from penstock.observe.registry import CONTENT_TYPE
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
+from penstock.server.engine_tally import RankNews
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.lora import tally
 from penstock.server.recorder import Recorder
@@ -117,7 +118,11 @@ class HealthRoutes:
         self.vllm.look()
         engine = self._engine
         own = self._recorder.exposition(
-            is_ready=is_ready, restarts=engine.restarts, info=engine.info, ranks=engine.ranks.values()
+            is_ready=is_ready,
+            restarts=engine.restarts,
+            info=engine.info,
+            ranks=RankNews(engine.ranks.readings, engine.rank_figures),
+            experts=engine.experts,
         )
         return lambda: own() + self.vllm.exposition()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import Any
 
 from penstock.api import sse
 from penstock.api.asgi import Request, Route
@@ -79,9 +80,14 @@ class CompletionWriter:
             return [""] * generation.num_choices
         return [text for text in echoed for _ in range(generation.options.n)]
 
+    def _usage_options(self) -> dict[str, Any]:
+        generation = self._generation
+        usage_now = (lambda: generation.usage) if generation.options.continuous_usage else None
+        return {"include_usage": generation.options.include_usage, "usage_now": usage_now}
+
     @cached_property
     def _chunks(self) -> ChatChunks | CompletionChunks:
-        chunks = CompletionChunks(self._head, include_usage=self._generation.options.include_usage)
+        chunks = CompletionChunks(self._head, **self._usage_options())
         for index, num_characters in self._generation.resumed_characters.items():
             chunks.resume(index, num_characters)
         return chunks
@@ -100,7 +106,7 @@ class ChatWriter(CompletionWriter):
 
     @cached_property
     def _chunks(self) -> ChatChunks:
-        return ChatChunks(self._head, include_usage=self._generation.options.include_usage)
+        return ChatChunks(self._head, **self._usage_options())
 
 
 class ToolChatWriter(ChatWriter):

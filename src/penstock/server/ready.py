@@ -36,6 +36,7 @@ def ready_message(
     cache = f"{limits.num_blocks:,} blocks of {limits.block_size} tokens, {info.kv_bytes / 2**20:,.0f} MiB"
     cache += f", {info.kv_dtype}"
     cache += f"; {info.host_blocks:,} more in host memory" if info.host_blocks else ""
+    cache += f"; {info.disk_blocks:,} more on disk" if info.disk_blocks else ""
     lines = {"replicas": f"{num_replicas} behind a gateway, each with:"} if num_replicas > 1 else {}
     lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}{weights}"
     if info.parallelism:
@@ -48,6 +49,8 @@ def ready_message(
             "max_model_len": str(limits.max_model_len),
             "speculation": info.speculation,
         }
+        if info.kv_port:
+            lines["KV transfer"] = f"port {info.kv_port}, by {' or '.join(info.kv_movers)}"
         message = '{"role":"user","content":"Why is the sky blue?"}'
         body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
         call = f"curl -N {url}/v1/chat/completions"

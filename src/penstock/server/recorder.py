@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,21 +12,22 @@ from penstock import __version__
 from penstock.api.errors import OPENAI, Convention
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.core.ranks import RankReading
-from penstock.core.request import Cost
+from penstock.core.request import Cost, KvSource, RequestTimings
 from penstock.core.slo import Objective, Slo
 from penstock.engine.accounts import Meter
+from penstock.engine.expert_client import ExpertClient
 from penstock.engine.messages import EngineInfo
 from penstock.observe import catalog
 from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.registry import Counter, Registry
-from penstock.server.engine_tally import EngineTally
+from penstock.server.engine_tally import EngineTally, RankNews
 from penstock.server.generation import Generation
 
 log = logging.getLogger("penstock.request")
 
 _MAX_TENANTS = 200  # with series of their own
 _OTHERS = "other"
+_ONE_RANK = RankNews((), ())
 
 
 @dataclass
@@ -67,6 +68,8 @@ class Finished(NamedTuple):
     cost: Cost = Cost()  # so far: what was under way when it ended is not in it
     decode_s: float = 0.0  # from the first token to the last
     context: Mapping[bytes, bytes] = {}  # as in the record
+    kv_source: KvSource | None = None  # where KV blocks of its prompt could be pulled from
+    engine: RequestTimings | None = None  # what came of that, among others
 
     @classmethod
     def of(
@@ -92,6 +95,8 @@ class Finished(NamedTuple):
             generation.cost,
             generation.times.decode_s,
             record.context,
+            generation.kv_source,
+            generation.times.engine,
         )
 
 
@@ -154,9 +159,16 @@ class Recorder:
         pay(meter.settle(pay))
 
     def exposition(
-        self, *, is_ready: bool, restarts: int, info: EngineInfo | None, ranks: Iterable[RankReading] = ()
+        self,
+        *,
+        is_ready: bool,
+        restarts: int,
+        info: EngineInfo | None,
+        ranks: RankNews = _ONE_RANK,
+        experts: ExpertClient | None = None,
     ) -> Callable[[], bytes]:
-        """Makes the text of how things stand now. `ranks`: of the model, where there are several."""
+        """Makes the text of how things stand now. `ranks`: of the model, where there are several; `experts`: of a
+        mixture."""
         count = self.registry.count
         count(catalog.ENGINE_READY).value = float(is_ready)
         count(catalog.ENGINE_RESTARTS).value = restarts
@@ -166,7 +178,9 @@ class Recorder:
             for metric, spent_s in ((catalog.STARTUP, info.startup_s), (catalog.STARTUP_CPU, info.startup_cpu_s)):
                 self.registry.replace(metric, {(phase,): seconds for phase, seconds in spent_s.items()})
         self._engine.look(info)
-        self._engine.look_at_ranks(list(ranks))
+        self._engine.look_at_ranks(ranks)
+        if experts is not None:
+            self._engine.look_at_experts(experts.load, experts.recent)
         return self.registry.exposition
 
     # -- inside

@@ -2,20 +2,21 @@
 
 gateway's or client's span
 └ chat small                        the replica, from arrival to end
-  ├ tokenize · engine queue · prefill · first token       the four parts of the time to the first token
+  ├ tokenize · KV pull · engine queue · prefill · first token     the parts of the time to the first token
   └ decode
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from penstock.core.ranks import RankFigures
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.names import PROVIDER
 from penstock.observe.registry import Counter
-from penstock.observe.spans import Kind, Root, Roots, Span, Value
+from penstock.observe.spans import Attributes, Kind, Root, Roots, Span, Value
 from penstock.server.recorder import Finished
 
 _TEXTS = ("embeddings", "rerank", "score")
@@ -23,7 +24,8 @@ _OPERATIONS = {"chat": "chat", "completions": "text_completion", "messages": "ch
     _TEXTS, "embeddings"
 )  # by route
 _PATHS = {name: f"/v1/{name}" for name in ("completions", "messages", *_TEXTS)} | {"chat": "/v1/chat/completions"}
-_NAMES = {"queue": "engine queue", "first_token": "first token"}
+NO_RANKS: Attributes = {}
+_NAMES = {"pull": "KV pull", "queue": "engine queue", "first_token": "first token"}
 
 
 class Traced(NamedTuple):
@@ -32,12 +34,17 @@ class Traced(NamedTuple):
     end_ns: int
     finished: Finished
     root: Root
+    ranks: Attributes = NO_RANKS  # of the model, where there are several
 
 
 class Traces:
-    """A listener of the recorder, in the event loop. `out` is given what is to be exported."""
+    """A listener of the recorder, in the event loop. `out` is given what is to be exported; `ranks` says how the ranks
+    of the model stand: see `rank_attributes`."""
 
-    def __init__(self, roots: Roots, out: Backlog[Traced], lost: Counter) -> None:
+    def __init__(
+        self, roots: Roots, out: Backlog[Traced], lost: Counter, ranks: Callable[[], Attributes] = lambda: NO_RANKS
+    ) -> None:
+        self._ranks = ranks
         self._roots = roots
         self._out = out
         self._lost = lost
@@ -50,14 +57,34 @@ class Traces:
         if self._roots.sampling.keeps(
             root, has_failed=_has_failed(finished), ttft_s=finished.ttft_s, total_s=finished.total_s
         ):
-            self._out.put(Traced(time.time_ns(), finished, root))
+            self._out.put(Traced(time.time_ns(), finished, root, self._ranks()))
+
+
+def rank_attributes(layout: str, ranks: Sequence[RankFigures]) -> Attributes:
+    """How the model is spread, and of each rank, in their order, what is known of its recent steps; none: there is one
+    rank. A figure that one of them lacks is left out."""
+    if not layout:
+        return NO_RANKS
+    found: dict[str, Value] = {"penstock.parallelism": layout}
+    figures: dict[str, list[float | None]] = {
+        "penstock.rank.memory_bytes": [float(one.memory_bytes) for one in ranks],
+        "penstock.rank.mbu": [one.mbu for one in ranks],
+        "penstock.rank.communication": [one.communication for one in ranks],
+    }
+    for name, values in figures.items():
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            found[name] = known
+    if "penstock.rank.communication" in found:
+        found["penstock.rank.communication_method"] = "estimated" if ranks[0].is_estimated else "measured"
+    return found
 
 
 # -- in the exporter's thread
 
 
 def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
-    end_ns, finished, root = traced
+    end_ns, finished, root, ranks = traced
     began_ns = end_ns - _ns(finished.total_s)
     operation = _OPERATIONS[finished.route]
     yield Span(
@@ -68,7 +95,7 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
         root.parent_id,
         began_ns,
         end_ns,
-        _of_request(finished, operation),
+        {**_of_request(finished, operation), **ranks},
         finished.outcome if _has_failed(finished) else "",
         root.state,
         root.is_sampled,
@@ -121,6 +148,15 @@ def _of_part(name: str, finished: Finished) -> dict[str, Value]:
     match name:
         case "prefill":
             return {"penstock.tokens": finished.prompt_tokens - finished.cached_tokens}
+        case "pull" if finished.engine is not None:
+            pulled: dict[str, Value] = {
+                "penstock.tokens": finished.engine.pulled_tokens,
+                "penstock.outcome": "ok" if finished.engine.is_pull_whole else "incomplete",
+            }
+            if finished.kv_source is not None:
+                pulled["penstock.kv.source"] = finished.kv_source.address
+                pulled["penstock.kv.prefills"] = finished.kv_source.prefills
+            return pulled
         case "decode":
             return {"penstock.tokens": finished.output_tokens}
         case _:

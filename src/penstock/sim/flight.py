@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.core.request import Priority
+from penstock.core.request import KvSource, Priority
 from penstock.gateway.proxy.journey import Journey
 from penstock.router.request import EdgeRequest
 
@@ -32,6 +32,7 @@ class Flight:
     request: EdgeRequest
     journey: Journey
     replica: str = ""  # where it is; empty: at the gateway
+    kv_source: KvSource | None = None  # that its replica pulls KV blocks of the prompt from
     first_s: float | None = None  # when its first token came
     cached_tokens: int = 0
     generated: int = 0

@@ -16,8 +16,9 @@ from penstock.admission.decision import Admit, Decision, Shed
 from penstock.admission.settings import AdmissionSettings
 from penstock.core.errors import Overloaded
 from penstock.core.hashing import ROUTING_TOKENS
-from penstock.core.replica import ReplicaSnapshot, ReplicaState
+from penstock.core.replica import KV_PULL_TOKENS_PER_S, ReplicaSnapshot, ReplicaState
 from penstock.core.request import TokenEvent
+from penstock.core.slo import Slo
 from penstock.core.tiers import Tier
 from penstock.gateway.proxy.journey import (
     Actions,
@@ -31,12 +32,14 @@ from penstock.gateway.proxy.journey import (
     Strand,
     Submit,
 )
+from penstock.gateway.proxy.journey_shell import leg_of
 from penstock.gateway.records.facts import Ending
 from penstock.health.replica_health import ReplicaHealth
 from penstock.health.reports import GUESSED_SPEED, decode_speed, host_share
 from penstock.health.retries import RetryBudget
 from penstock.health.speeds import Speeds
 from penstock.router.learning import OutputLengths
+from penstock.router.legs import Split
 from penstock.router.prefix_index import PrefixIndex
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
@@ -84,13 +87,16 @@ class SimGateway:
         *,
         admission: AdmissionSettings | None = None,
         publishes: bool = True,
+        split: Split = "auto",
+        slo: Slo | None = None,
         chosen: Chosen | None = None,
     ) -> None:
         """`ended` is told of every request once, `chosen` of every time that one is sent to a replica; without
         `publishes` nobody says what is in the caches."""
         index = PrefixIndex()
         self.index = index
-        self.admission = Admission(Router(routing.build(index), index=index), admission)
+        router = Router(routing.build(index), index=index, splits={MODEL: split})
+        self.admission = Admission(router, admission, slos={MODEL: slo or Slo()})
         self.followed: dict[str, Followed] = {}
         self.num_flights = 0
         self.num_open = 0
@@ -195,6 +201,10 @@ class SimGateway:
                 prefill_tokens_per_s=self._speeds.seen(name, measured.speeds.prefill_tokens_per_s, GUESSED_SPEED),
                 decode_tokens_per_s=decode_speed(measured),
                 host_share=host_share(measured.speeds),
+                role=followed.replica.role,
+                kv_address=name if followed.replica.transfer is not None else "",
+                kv_layout=followed.replica.profile.name,
+                kv_pull_tokens_per_s=measured.speeds.kv_pull_tokens_per_s or KV_PULL_TOKENS_PER_S,
                 state=ReplicaState.DRAINING if followed.drains else ReplicaState.READY,
             ),
             now,
@@ -268,7 +278,7 @@ class SimGateway:
                 case Submit():
                     self._decided(flight, self.admission.submit(flight.request, self._events.now))
                 case Send(legs):
-                    self._send(flight, legs[0].replica)
+                    self._send(flight, legs[0])
                 case Pick():
                     self._pick(flight)
                 case SendLater(legs):
@@ -281,7 +291,7 @@ class SimGateway:
     def _decided(self, flight: Flight, decision: Decision) -> None:
         if isinstance(decision, Admit):
             self._chose(flight, decision.choice)
-            self._run(flight, flight.journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
+            self._run(flight, flight.journey.admitted(leg_of(decision.choice)))
         elif isinstance(decision, Shed):
             flight.shed = decision.reason.value
             self._run(flight, flight.journey.shed(Failure.ERROR, Overloaded(flight.shed)))
@@ -312,15 +322,15 @@ class SimGateway:
             self._run(flight, journey.picked(None))
         else:
             self._chose(flight, choice)
-            self._run(flight, journey.picked(Leg(Role.WHOLE, choice.replica.id)))
+            self._run(flight, journey.picked(leg_of(choice)))
 
     def _chose(self, flight: Flight, choice: Choice) -> None:
         if self._chosen is not None:
             self._chosen(flight, choice, self._events.now)
 
-    def _send(self, flight: Flight, name: str) -> None:
-        followed = self.followed[name]
-        flight.replica = name
+    def _send(self, flight: Flight, leg: Leg) -> None:
+        followed = self.followed[leg.replica]
+        flight.replica, flight.kv_source = leg.replica, leg.source
         followed.riders[flight.number] = flight
         self._events.after(followed.replica.profile.request_s, self._arrive, flight, followed)
 
@@ -330,7 +340,15 @@ class SimGateway:
         ask, replica = flight.ask, followed.replica
         run = TokenRun(flight.number, ask.prompt_tokens, ask.names, replica.profile.block_tokens)
         replica.submit(
-            as_request(flight.request.id, run, ask.output_tokens, ask.priority, flight.generated, ask.tenant)
+            as_request(
+                flight.request.id,
+                run,
+                ask.output_tokens,
+                ask.priority,
+                flight.generated,
+                ask.tenant,
+                flight.kv_source,
+            )
         )
 
     def token(self, replica: SimReplica, event: TokenEvent) -> None:

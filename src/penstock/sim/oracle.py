@@ -28,11 +28,14 @@ def best_place(ask: Ask, number: int, replicas: Iterable[SimReplica]) -> str:
         size, step = replica.profile.block_tokens, replica.profile.cost
         found = replica.cache.num_known(hashes(size)) * size if ask.names else 0
         found = min(found, ask.prompt_tokens - 1)
-        prompt_s = (ask.prompt_tokens - found) * step.token_s + pairs(found, ask.prompt_tokens) * step.pair_s
+        token_s = step.token_s + step.exchange_s
+        prompt_s = (ask.prompt_tokens - found) * token_s + pairs(found, ask.prompt_tokens) * step.pair_s
         open_context, num_open = replica.context_tokens, replica.num_open
         mean_context = open_context / max(1, num_open)
-        wait_s = replica.queued_tokens * (step.token_s + step.pair_s * mean_context / 2)
-        slower_s = num_open * (step.token_s + step.sequence_s) + open_context * step.context_s  # each of its steps
+        wait_s = replica.queued_tokens * (token_s + step.pair_s * mean_context / 2)
+        slower_s = (
+            num_open * (token_s + step.sequence_s + step.head_s) + open_context * step.context_s
+        )  # each of its steps
         return wait_s + _SHARED * prompt_s + ask.output_tokens * slower_s, num_open, replica.work_s
 
     return min(replicas, key=cost).name

@@ -22,6 +22,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.settings import Count
 from penstock.core.slo import Slo
+from penstock.engine.step_log import StepShape
 from penstock.sim.cost import Seconds, StepCost
 
 _SUFFIX = ".yaml"
@@ -36,9 +37,12 @@ class Profile:
     chunk_tokens: Count = 8192  # most in a step
     max_context_tokens: Count = 131_072
     block_tokens: Count = ROUTING_TOKENS  # of a KV block: the coarser, the faster to simulate
+    kv_token_bytes: Count = 131_072  # of keys and values, that go from one replica to another
     host_kv_tokens: Annotated[int, Meta(ge=0)] = 0  # more of the cache, in host memory
     host_tokens_per_s: Annotated[float, Meta(gt=0)] = 200_000.0  # there and back
     overlaps: bool = True  # a step is planned while the one before it runs, as on a GPU
+    devices: Count = 1  # of all ranks
+    stages: Count = 1  # of a pipeline: as many steps are under way, each of which takes its time in all of them
     request_s: Seconds = 0.001  # from the gateway to the engine: HTTP, parsing, tokens
     slo: Slo = field(default_factory=Slo)
     source: Annotated[str, Meta(max_length=1000)] = ""  # where the numbers come from
@@ -49,10 +53,26 @@ class Profile:
                 f"block_tokens is {self.block_tokens}: it must divide {ROUTING_TOKENS}, a routing block",
                 param="block_tokens",
             )
+        if self.devices % self.stages:
+            raise ConfigError(
+                f"{self.devices} devices cannot be shared out among {self.stages} stages evenly", param="devices"
+            )
+
+    def work_s(self, shape: StepShape) -> float:
+        """Seconds of a replica that a step's content takes, if it is never idle: a pipeline has several at once."""
+        return self.cost.work_s(shape) / self.stages
+
+    def request_work_s(self, prompt_tokens: int, output_tokens: int) -> float:
+        """The same of a whole request of which nothing is in the cache."""
+        return self.cost.request_s(prompt_tokens, output_tokens) / self.stages
 
     @property
     def num_blocks(self) -> int:
         return self.kv_tokens // self.block_tokens
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.kv_token_bytes
 
     @property
     def host_blocks(self) -> int:

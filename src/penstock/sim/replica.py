@@ -7,6 +7,7 @@ comes in their midst ends them after the step that is running then.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol, cast
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.measurements import EngineLoad, EngineMeasurements, EngineSpeeds, ServingLimits
 from penstock.core.request import Request, TokenEvent
+from penstock.core.settings import Role
 from penstock.engine.engine import Engine, Step
 from penstock.engine.messages import Abort, CacheChanges, StepReport, Submit, ToEngine
 from penstock.engine.speed import StepSpeed
@@ -24,11 +26,16 @@ from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sim.device import TOKEN, SimRunner, SimStep, shape_in
 from penstock.sim.events import Events
+from penstock.sim.network import SimFabric, SimNetwork
 from penstock.sim.news import CacheNews
+from penstock.sim.pipeline import Pipeline
 from penstock.sim.profile import Profile
 from penstock.sim.sim_prompts import SimSequence, TokenRun
 from penstock.sim.steady_run import SteadyRun
+from penstock.transfer.exchange import KvExchange
 
+_POLL_S = 0.1  # how often an engine without steps looks after KV transfers, as the real loop does
+_SILENCE_S = 10.0  # of another engine, after which a pull is given up
 _MAX_STEADY = 512  # steps at once: so that what nobody interrupts need not be reckoned far ahead
 
 
@@ -39,9 +46,20 @@ class Listener(Protocol):
 
 class SimReplica:
     def __init__(
-        self, name: str, profile: Profile, events: Events, listener: Listener, *, takes_many: bool = True
+        self,
+        name: str,
+        profile: Profile,
+        events: Events,
+        listener: Listener,
+        *,
+        takes_many: bool = True,
+        role: Role = "both",
+        fabric: SimFabric | None = None,
     ) -> None:
+        """With a `fabric` it pulls KV blocks from others on it, and they from it; its name is its address there."""
         self.name = name
+        self.role: Role = role
+        self.kv_pull_tokens_per_s = fabric.link.gb_s * 1e9 / profile.kv_token_bytes if fabric is not None else None
         self.profile = profile
         self.slowdown = 1.0  # a sick device takes so many times as long
         self.work_s = 0.0  # what was computed, in seconds of a device that is never idle
@@ -49,7 +67,11 @@ class SimReplica:
         self.steps = 0
         self._events = events
         self._listener = listener
-        self._takes_many = takes_many and not profile.host_blocks  # what each of them copies is part of its time
+        self._fabric = fabric
+        self._network: SimNetwork | None = None
+        self._is_polling = False
+        # What each step copies is part of its time; in a pipeline the next one begins before it ends.
+        self._takes_many = takes_many and not profile.host_blocks and profile.stages == 1
         self._is_hung = False
         self._past_preemptions = 0
         self._limits = ServingLimits(
@@ -80,8 +102,16 @@ class SimReplica:
             max_num_seqs=profile.max_sequences,
             patience_s=profile.slo.patience_s,
             make_sequence=SimSequence,
+            num_batches=profile.stages,
         )
-        self._engine = Engine(self.scheduler, SimRunner(profile.overlaps))
+        runner = SimRunner(profile.overlaps or profile.stages > 1)
+        self.transfer: KvExchange | None = None
+        if self._fabric is not None:
+            self._network = SimNetwork(self._fabric, self.name, profile.block_bytes, self._wake)
+            self.transfer = KvExchange(self.cache, self._network, timeout_s=_SILENCE_S)
+        self._engine = Engine(self.scheduler, runner, transfer=self.transfer, num_devices=profile.devices)
+        self._pipeline = Pipeline(profile.stages) if profile.stages > 1 else None
+        self._ends_s: deque[float] = deque()  # of steps in the pipeline
         self.speed = StepSpeed()
         self.num_open = 0
         self._sent_tokens = self._received_tokens = 0  # of all prompts
@@ -118,9 +148,15 @@ class SimReplica:
         self._turn += 1
         self._is_hung = True
 
+    def leave_network(self) -> None:
+        """Peers that pull from it, or lend to it, hear that it is gone."""
+        if self._network is not None:
+            self._network.close()
+
     def restart(self) -> None:
         """Whatever it had is gone."""
         turn = self._turn
+        self.leave_network()
         self._past_preemptions = self.preemptions
         self._is_hung = False
         self._begin()
@@ -151,6 +187,7 @@ class SimReplica:
                 speed.prefill_tokens_per_s,
                 speed.decode_step_s,
                 profile.host_tokens_per_s if profile.host_blocks else None,
+                self.kv_pull_tokens_per_s,
             ),
         )
 
@@ -194,31 +231,47 @@ class SimReplica:
 
     def _fill(self) -> None:
         """Launch as far ahead as the device allows."""
-        if self._mail:
+        if self._mail or self.transfer is not None:
             self._read_mail()
         engine, now = self._engine, self._events.now
         if self._takes_many and len(engine.in_flight) == int(self.profile.overlaps) and self._begin_steady():
             return
         while engine.may_launch and engine.launch(now):
-            pass
+            if self._pipeline is not None:
+                self._ends_s.append(self._pipeline.end_s(now, self._seconds(engine.in_flight[-1])))
         if engine.in_flight:
             self._turn += 1
-            first = engine.in_flight[0]
-            seconds = self.profile.cost.seconds(shape_in(first)) + self.profile.copying_s(first.plan.copies)
-            self._events.at(now + seconds * self.slowdown, self._step_over, self._turn)
+            end_s = self._ends_s[0] if self._ends_s else now + self._seconds(engine.in_flight[0])
+            self._events.at(end_s, self._step_over, self._turn)
         else:
             self._note_load()
+            self._poll_later()
+
+    def _poll_later(self) -> None:
+        if self.transfer is not None and self.transfer.has_work and not self._is_polling:
+            self._is_polling = True
+            self._events.after(_POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        self._wake()
+
+    def _seconds(self, step: Step) -> float:
+        profile = self.profile
+        return (profile.cost.seconds(shape_in(step)) + profile.copying_s(step.plan.copies)) * self.slowdown
 
     def _step_over(self, turn: int) -> None:
         if turn != self._turn:
             return
+        if self._ends_s:
+            self._ends_s.popleft()
         if not self.profile.overlaps:  # the loop looks for mail when a step is done, and then at the step
             self._read_mail()
         step = self._engine.in_flight[0]
         report = self._engine.commit(step.handle.result(), self._events.now)
         self.steps += 1
         self.busy_s += report.step.cost_s
-        self.work_s += self.profile.cost.work_s(shape_in(step))
+        self.work_s += self.profile.work_s(shape_in(step))
         self.speed.observe(report.step)
         self._read_outbox()
         self._fill()
@@ -249,6 +302,8 @@ class SimReplica:
         return self._steady.num_done(self._events.now) if self._steady is not None else 0
 
     def _begin_steady(self) -> bool:
+        if self.transfer is not None and self.transfer.has_work:
+            return False  # which is looked after between steps
         steps = min(self.scheduler.steady_steps, _MAX_STEADY)
         if steps < 2:
             return False
@@ -292,5 +347,5 @@ class SimReplica:
         self.speed.decoded(costs)
         self.steps += len(run)
         self.busy_s += sum(costs)
-        self.work_s += self.profile.cost.work_s(run.sum)
+        self.work_s += self.profile.work_s(run.sum)
         self._engine.last_commit_s = run.end_s

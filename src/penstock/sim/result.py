@@ -47,6 +47,8 @@ class Result(msgspec.Struct, frozen=True):
     evictions: int
     moves: int  # of requests, away from replicas that were lost
     steps: int
+    roles: dict[str, int] = {}  # replicas of each; empty: all have both
+    device_hours: float = 0.0  # of all devices of all replicas, busy or not
     num_events: int = 0
     cpu_s: float = 0.0  # what it took of a core to simulate
     ttft_curve: list[tuple[float, float]] = []
@@ -125,12 +127,19 @@ class Tally:
             preemptions=sum(replica.preemptions for replica in all_of_them),
             evictions=sum(replica.cache.pool.counters.evictions for replica in all_of_them),
             moves=self.moves,
+            roles=roles if (roles := _roles(all_of_them)).keys() != {"both"} else {},
             steps=sum(replica.steps for replica in all_of_them),
+            device_hours=sum(replica.profile.devices for replica in all_of_them) * self.last_s / 3600,
             ttft_curve=self.ttft_s.curve(),
             loads=sorted((one / mean for one in work), reverse=True) if mean else [],
             timeline=[(number * self._bucket_s, q.at(0.5), q.at(0.95)) for number, q in sorted(self._timeline.items())],
             **facts,
         )
+
+
+def _roles(replicas: Iterable[SimReplica]) -> dict[str, int]:
+    counts: Counter[str] = Counter(replica.role for replica in replicas)
+    return dict(counts)
 
 
 def _times(quantiles: Quantiles) -> Times:

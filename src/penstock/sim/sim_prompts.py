@@ -11,7 +11,7 @@ from operator import length_hint
 from typing import cast
 
 from penstock.core.hashing import ROUTING_TOKENS, BlockHash
-from penstock.core.request import Priority, Request
+from penstock.core.request import KvSource, Priority, Request
 from penstock.kv.cache import TokenHashes
 from penstock.sched import sequence
 from penstock.workload.trace import BLOCK_TOKENS
@@ -22,7 +22,8 @@ _ROOT: BlockHash = b""
 
 
 class TokenRun:
-    """A growing list of tokens, to whoever takes its length, or a piece of it that lies in one block."""
+    """A growing list of tokens, to whoever takes its length, a piece of it that lies in one block, or its beginning
+    (`run[:count]`), which is a run again."""
 
     __slots__ = ("_block_tokens", "_length", "_names", "_own", "prompt_len")
 
@@ -36,10 +37,17 @@ class TokenRun:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, piece: slice) -> range:
+    def __getitem__(self, piece: slice) -> range | TokenRun:
+        if piece.start is None:
+            return self._beginning(piece.stop)
         start, stop, _ = piece.indices(self._length)
         first = self.value(start, (start // self._block_tokens + 1) * self._block_tokens)
         return range(first, first + stop - start)
+
+    def _beginning(self, count: int) -> TokenRun:
+        run = TokenRun(0, min(count, self.prompt_len), self._names, self._block_tokens)
+        run._own, run._length = self._own, count
+        return run
 
     def value(self, position: int, block_end: int) -> int:
         """The token there; `block_end`: of its block, which is the request's own unless the prompt fills it."""
@@ -97,9 +105,21 @@ class SimSequence(sequence.Sequence):
 
 
 def as_request(
-    request_id: str, run: TokenRun, output_tokens: int, priority: Priority, generated: int = 0, tenant: str = ""
+    request_id: str,
+    run: TokenRun,
+    output_tokens: int,
+    priority: Priority,
+    generated: int = 0,
+    tenant: str = "",
+    kv_source: KvSource | None = None,
 ) -> Request:
     """For a scheduler that makes `SimSequence`s. A run stands where others have a list."""
     return Request(
-        request_id, cast(list[int], run), output_tokens, priority=priority, output_ids=[0] * generated, tenant=tenant
+        request_id,
+        cast(list[int], run),
+        output_tokens,
+        priority=priority,
+        output_ids=[0] * generated,
+        tenant=tenant,
+        kv_source=kv_source,
     )

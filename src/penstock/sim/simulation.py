@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 from penstock.admission.settings import AdmissionSettings
+from penstock.core.settings import Role
 from penstock.core.slo import Slo
+from penstock.router.legs import Split
 from penstock.router.strategies import RoutingSettings, StrategyName
 from penstock.sim.events import Events
 from penstock.sim.flight import Ask, Flight
 from penstock.sim.gateway import Chosen, SimGateway
+from penstock.sim.network import KvLink, SimFabric
 from penstock.sim.oracle import best_place
 from penstock.sim.profile import Profile
 from penstock.sim.replica import SimReplica
@@ -25,36 +28,50 @@ _GOLDEN = 0.6180339887498949
 
 
 class Simulation:
-    """`routing` may be "oracle", of which nothing is `chosen`; that and `ended` are told as the door tells them."""
+    """`routing` may be "oracle", of which nothing is `chosen`; that and `ended` are told as the door tells them. With a
+    `kv_link` replicas pull KV blocks from each other."""
 
     def __init__(
         self,
         profile: Profile,
-        num_replicas: int,
+        replicas: int | Sequence[Role],
         routing: RoutingSettings | Literal["oracle"] | None = None,
         *,
         slo: Slo | None = None,
         admission: AdmissionSettings | None = None,
         publishes: bool = True,
         takes_many: bool = True,
+        kv_link: KvLink | None = None,
+        split: Split = "auto",
         ended: Callable[[Flight], None] | None = None,
         chosen: Chosen | None = None,
     ) -> None:
         self.profile = profile
         self.events = Events()
-        self.tally = Tally(slo or profile.slo)
+        slo = slo or profile.slo
+        self.tally = Tally(slo)
         self._has_oracle = routing == "oracle"
         settings = RoutingSettings("token_aware") if isinstance(routing, str) else routing or RoutingSettings()
         self.policy = "oracle" if self._has_oracle else settings.strategy
         self._told = ended
         self._is_asked = True
         self.gateway = SimGateway(
-            self.events, settings, self._ended, admission=admission, publishes=publishes, chosen=chosen
+            self.events,
+            settings,
+            self._ended,
+            admission=admission,
+            publishes=publishes,
+            split=split,
+            slo=slo,
+            chosen=chosen,
         )
+        self._fabric = SimFabric(self.events, kv_link) if kv_link is not None else None
         self.replicas: dict[str, SimReplica] = {}
         self._takes_many = takes_many
-        for number in range(num_replicas):
-            self.add(f"r{number}")
+        both: Sequence[Role] = ("both",)
+        roles = [*both] * replicas if isinstance(replicas, int) else replicas
+        for number, role in enumerate(roles):
+            self.add(f"r{number}", role)
 
     # -- what is asked
 
@@ -91,12 +108,20 @@ class Simulation:
 
     # -- what happens to replicas
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, role: Role = "both") -> None:
         """A new replica; of a name that drains, the same one again."""
         if name in self.replicas:
             self.gateway.undrain(name)
             return
-        replica = SimReplica(name, self.profile, self.events, self.gateway, takes_many=self._takes_many)
+        replica = SimReplica(
+            name,
+            self.profile,
+            self.events,
+            self.gateway,
+            takes_many=self._takes_many,
+            role=role,
+            fabric=self._fabric,
+        )
         self.gateway.follow(replica, len(self.replicas) * _GOLDEN % 1.0)
         self.replicas[name] = replica
 
@@ -106,11 +131,12 @@ class Simulation:
 
     def remove(self, name: str) -> None:
         self.gateway.remove(name)
-        del self.replicas[name]
+        self.replicas.pop(name).leave_network()
 
     def kill(self, name: str) -> None:
         """Its process dies with what it holds."""
         self.replicas[name].hang()
+        self.replicas[name].leave_network()
         self.gateway.lost(name)
 
     def revive(self, name: str) -> None:

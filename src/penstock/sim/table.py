@@ -8,7 +8,7 @@ from penstock.sim.result import Result
 from penstock.terminal.tables import aligned
 
 _COLUMNS: Sequence[tuple[str, Callable[[Result], str]]] = (
-    ("replicas", lambda r: str(r.num_replicas)),
+    ("replicas", lambda r: _replicas(r)),
     ("policy", lambda r: r.policy),
     ("TTFT p50", lambda r: _seconds(r.ttft_s.p50)),
     ("p95", lambda r: _seconds(r.ttft_s.p95)),
@@ -22,6 +22,7 @@ _COLUMNS: Sequence[tuple[str, Callable[[Result], str]]] = (
     ("work", lambda r: f"{r.utilisation:.0%}"),
     ("shed", lambda r: str(sum(r.shed.values()))),
     ("preempted", lambda r: str(r.preemptions)),
+    ("device-hours", lambda r: f"{r.device_hours:.2f}"),
 )
 
 
@@ -38,6 +39,10 @@ def markdown(results: Sequence[Result]) -> str:
     head, *rows = ("| " + " | ".join(row) + " |" for row in table(results))
     rule = "|" + "|".join("---" if i == 1 else "--:" for i in range(len(_COLUMNS))) + "|"
     return "\n".join([head, rule, *rows])
+
+
+def _replicas(result: Result) -> str:
+    return ",".join(f"{role}={count}" for role, count in result.roles.items()) or str(result.num_replicas)
 
 
 def _seconds(value: float | None) -> str:

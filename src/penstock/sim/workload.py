@@ -40,8 +40,8 @@ def speed_for(
     arrivals: Sequence[Arrival], profile: Profile, num_replicas: int, utilisation: float, copies: int = 1
 ) -> float:
     """At which the work of all requests, if nothing were ever found in a cache, is this share of the replicas' time."""
-    cost = profile.cost
-    work_s = copies * sum(cost.request_s(arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals)
+    each_s = (profile.request_work_s(arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals)
+    work_s = copies * sum(each_s)
     return utilisation * num_replicas * max(arrivals[-1].at_s, 1e-9) / work_s
 
 

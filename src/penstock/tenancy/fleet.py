@@ -103,6 +103,7 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     reversals: int = 0  # steps up or down of the last hour that were taken back within five minutes
     fleet: str = ""  # its controllers' name
     is_ephemeral: bool = False  # the pool ends with its controller's process, however that ends
+    serves: str = ""  # the pool whose model its replicas serve beside that one's; empty: its own
 
 
 class FleetDecision(Struct, frozen=True):

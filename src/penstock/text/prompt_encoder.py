@@ -14,10 +14,9 @@ from penstock.text.chat import ChatTemplate
 
 class Chat(Protocol):
     @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
-
-    @property
     def continue_final_message(self) -> bool | None: ...
+
+    def template_variables(self) -> dict[str, Any]: ...
 
     def conversation(self) -> list[dict[str, Any]]: ...
 
@@ -28,7 +27,7 @@ class Chat(Protocol):
 
 def render(template: ChatTemplate, chat: Chat) -> str:
     messages, tools = chat.conversation(), chat.offered_tools()
-    variables = {key: value for key, value in (chat.chat_template_kwargs or {}).items() if key != "messages"}
+    variables = {key: value for key, value in chat.template_variables().items() if key != "messages"}
     if template.knows_tools:
         messages = template.tool_format.for_template(messages)
         variables |= {"tools": tools} if tools else {}

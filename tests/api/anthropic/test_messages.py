@@ -95,6 +95,15 @@ def test_an_answer_can_be_sent_back_as_the_client_received_it() -> None:
     assert turns([USER, assistant([answer]), USER])[1] == ("assistant", "hello")
 
 
+def test_an_answer_goes_back_with_what_was_thought() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    (_, answer, _) = parse([USER, assistant([thought, hidden, *blocks("yes")]), USER]).to_chat().messages
+    assert (answer.content, answer.reasoning_content) == ("yes", "hm")
+    with pytest.raises(InvalidRequest, match="belong to the assistant"):
+        parse([{"role": "user", "content": [thought]}])
+
+
 def test_cache_hints_are_taken_and_change_nothing() -> None:
     hint = {"type": "ephemeral", "ttl": "1h"}
     hinted = [{"type": "text", "text": "hi", "cache_control": hint}]
@@ -109,7 +118,6 @@ def test_cache_hints_are_taken_and_change_nothing() -> None:
     [
         {"type": "image", "source": {"type": "url", "url": "x"}},
         {"type": "document", "source": {}, "title": "x"},
-        {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "hologram"},
     ],
 )
@@ -134,10 +142,9 @@ def test_what_is_not_built_is_unsupported_by_name(fields: dict[str, Any]) -> Non
     assert refused.value.param == next(iter(fields))
 
 
-def test_how_hard_a_model_is_to_try_is_unsupported_by_name() -> None:
-    with pytest.raises(UnsupportedParameter) as refused:
-        parse(output_config={"effort": "high"})
-    assert refused.value.param == "output_config.effort"
+def test_how_hard_a_model_is_to_try_is_its_effort_of_reasoning() -> None:
+    assert parse(output_config={"effort": "high"}).to_chat().reasoning_effort == "high"
+    assert parse().to_chat().reasoning_effort is None
 
 
 @pytest.mark.parametrize(

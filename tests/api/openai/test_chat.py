@@ -71,6 +71,34 @@ def test_an_assistants_calls_of_custom_tools_are_unsupported() -> None:
     assert caught.value.param == "messages[0].tool_calls[0].type"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_an_answer_goes_back_with_its_reasoning(name: str) -> None:
+    chat = parse([USER, {"role": "assistant", "content": "yes", name: "hm"}, USER])
+    assert chat.conversation()[1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    with pytest.raises(InvalidRequest, match="only the assistant reasons") as caught:
+        parse([{**USER, name: "hm"}])
+    assert caught.value.param == f"messages[0].{name}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": None}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+    ],
+)
+def test_the_effort_of_reasoning_is_a_variable_of_the_template(
+    fields: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert parse(**fields).template_variables() == variables
+
+
 def test_max_completion_tokens_wins() -> None:
     assert parse(max_completion_tokens=5).output_limit() == 5
     assert parse(max_tokens=5, max_completion_tokens=5).output_limit() == 5
@@ -125,7 +153,6 @@ def test_only_the_assistants_last_message_can_be_continued() -> None:
         ("modalities", ["text", "audio"]),
         ("audio", {}),
         ("prediction", {}),
-        ("reasoning_effort", "high"),
         ("web_search_options", {}),
     ],
 )

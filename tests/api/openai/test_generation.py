@@ -131,6 +131,21 @@ def test_a_bias_for_a_token_that_does_not_exist_is_refused(field: str, value: ob
         sampling(**{field: value})
 
 
+@pytest.mark.parametrize(
+    ("biases", "told"),
+    [
+        ({"7": 1, "abc": 1}, "'abc' is no token id"),
+        ({"1.5": 1}, "'1.5' is no token id"),
+        ({"7": 1, "8": 100.5}, "token 8 has 100.5"),
+        ({"8": -101}, "token 8 has -101"),
+    ],
+)
+def test_a_wrong_bias_is_named(biases: dict[str, float], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        parse(logit_bias=biases)
+    assert caught.value.param == "logit_bias"
+
+
 def test_a_stop_token_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         options(stop_token_ids=[5, VOCAB])
@@ -140,6 +155,13 @@ def test_a_stop_token_that_does_not_exist_is_refused() -> None:
 def test_stream_options_need_a_stream() -> None:
     with pytest.raises(InvalidRequest, match="stream is true"):
         parse(stream_options={"include_usage": True})
+
+
+def test_the_usage_of_every_chunk_needs_the_usage() -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
+    assert options(stream=True, stream_options=asked).continuous_usage
+    with pytest.raises(InvalidRequest, match="needs include_usage"):
+        parse(stream=True, stream_options={"continuous_usage_stats": True})
 
 
 def test_more_tokens_at_least_than_at_most_is_refused() -> None:
@@ -154,7 +176,6 @@ def test_more_tokens_at_least_than_at_most_is_refused() -> None:
         ("structured_outputs", {"json": {}, "whitespace_pattern": " "}),
         ("store", True),
         ("service_tier", "flex"),
-        ("stream_options", {"include_obfuscation": True}),
     ],
 )
 def test_what_is_not_built_is_refused_and_never_ignored(field: str, value: object) -> None:

@@ -6,6 +6,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from penstock.api.openai import Choice, ResponseHead, ScoredToken, Usage, chat_completion, new_id, text_completion
+from penstock.api.openai.responses import completion_logprobs
 from penstock.core.request import FinishReason
 
 HEAD = ResponseHead(id="x-1", model="m", created=1_700_000_000)
@@ -47,10 +48,25 @@ def test_a_text_completion_is_what_the_client_expects() -> None:
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
-    assert logprobs.tokens == [" hé", "\ufffd"]
+    assert logprobs.tokens == [" hé", "bytes:\\xf0\\x9f"]
     assert logprobs.token_logprobs == [-0.5, -9999.0]
     assert logprobs.text_offset == [0, 3]
-    assert logprobs.top_logprobs == [{" hé": -0.5}, {"a": -1.0, "\ufffd": -9999.0}]
+    assert logprobs.top_logprobs == [{" hé": -0.5}, {"a": -1.0, "bytes:\\xf0\\x9f": -9999.0}]
+
+
+def test_parts_of_a_character_begin_where_it_does_and_are_told_apart() -> None:
+    text = "a🙂b\ufffd"
+    raws = [b"a", b"\xf0\x9f", b"\x99", b"\x82b", "\ufffd".encode()]
+    tokens = [ScoredToken(raw.decode(errors="replace"), raw, -1.0, [scored(b"\xf0"), scored(b"\xf1")]) for raw in raws]
+    found = completion_logprobs(tokens)
+    assert found["text_offset"] == [0, 1, 1, 1, 3]
+    assert all(offset <= len(text) for offset in found["text_offset"])
+    assert found["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x99", "bytes:\\x82\\x62", "\ufffd"]
+    assert {"bytes:\\xf0", "bytes:\\xf1"} <= found["top_logprobs"][0].keys()
+
+
+def scored(raw: bytes) -> ScoredToken:
+    return ScoredToken(raw.decode(errors="replace"), raw, -2.0)
 
 
 def test_ids_are_of_their_kind_and_never_repeat() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from penstock.console.history import COLUMNS
 from penstock.console.top import screen
 from penstock.console.top.view import AlertLine, Hello, Tick, View
 from penstock.console.views import QueueRow, ReplicaRow, State, TenantRow
+from penstock.core.ranks import RankFigures
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["C", "Z", "M", "Lo", "So"]))
@@ -61,6 +63,26 @@ def test_a_replica_is_shown_with_its_load_and_a_bar_of_its_cache() -> None:
     )
     (line,) = [line for line in lines(view(State([], [replica], [], []))) if line.startswith("small-1f2a")]
     assert line.split() == ["small-1f2a", "ready", "3/64", "2", "━━╸", "25%", "123", "50%", "0.1s"]
+
+
+def test_roles_of_replicas_are_shown_where_they_differ() -> None:
+    rows = [ReplicaRow("r", f"a-{role}", "small", "penstock", "ready", role=role) for role in ("prefill", "decode")]
+    shown = lines(view(State([], rows, [], [])), 100)
+    assert [line.split()[-2] for line in shown if line.startswith(("REPLICA", "a-"))] == ["ROLE", "prefill", "decode"]
+    alone = ReplicaRow("r", "a", "small", "penstock", "ready")
+    assert not any("ROLE" in line for line in lines(view(State([], [alone], [], [])), 100))
+
+
+def test_ranks_of_a_replica_are_shown_with_their_memory_and_shares() -> None:
+    ranks = (RankFigures(0, "", "GPU-1", 3 << 30, 0.61, 0.125, True), RankFigures(1, "node 1", "", 1 << 29, None, None))
+    spread = ReplicaRow("r", "small-1f2a", "small", "penstock", "ready", parallelism="TP2", ranks=ranks)
+    shown = lines(view(State([], [spread], [], [])))
+    first, second = (line.split() for line in shown if re.match(r"small-1f2a [01] ", line))
+    assert first == ["small-1f2a", "0", "3.0", "GiB", "61%", "~12%", "-"]
+    assert second == ["small-1f2a", "1", "0.5", "GiB", "-", "-", "node", "1"]
+    assert any(line.startswith(" ~ estimated") for line in shown)
+    alone = ReplicaRow("r", "small-1f2a", "small", "penstock", "ready")
+    assert not any(line.startswith("RANK") for line in lines(view(State([], [alone], [], []))))
 
 
 def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:

@@ -109,3 +109,21 @@ async def test_a_group_that_has_no_pod_yet_can_be_stopped(cluster: FakeCluster) 
         await driver.start(replace(spec("pool-1"), settings=Settings(engine=EngineSettings(tp=2))))
         await driver.stop("pool-1", 5.0)
         assert await driver.list() == []
+
+
+async def test_a_notice_is_never_longer_than_its_sign_says(
+    cluster: FakeCluster, driver: Any, kubelet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this time of the clock 15 s later and back is a little more than 15 s."""
+    now = 0.1
+    while (now + 15.0) - now <= 15.0:
+        now += 0.1
+    monkeypatch.setattr(driver, "_clock", lambda: now)
+    await kubelet.add_node("contract-n")
+    await driver.start(spec("pool-1"))
+    await kubelet.run("pool-1", "contract-n")
+    await until(driver, lambda listed: listed[0].url)
+    taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
+    await kubelet.change_node("contract-n", {"taints": [taint]})
+    (found,) = await until(driver, lambda listed: listed[0].deadline_s is not None)
+    assert found.deadline_s == 15.0

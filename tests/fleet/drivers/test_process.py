@@ -35,7 +35,8 @@ async def test_process_is_started_once_and_found_by_another_starter(directory: P
     try:
         assert not await start(second, FOREVER)
         assert second.is_running
-        assert eventually(lambda: second.pid) == first.pid
+        found = eventually(lambda: (second.pid, second.is_running, second.last_words()), lambda seen: seen[0])
+        assert found[0] == first.pid
     finally:
         await second.stop(10.0)
     assert not first.is_running

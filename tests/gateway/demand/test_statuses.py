@@ -71,3 +71,11 @@ def test_pools_are_told_when_there_are_others() -> None:
     taken.hear(said(2.0), said(2.0, pool="n"))
     taken.hear()
     assert taken.managed == [["m"], ["m", "n"], []]
+
+
+def test_a_pool_that_serves_anothers_model_is_no_model() -> None:
+    taken = Taken()
+    beside = PoolStatus("m-prefill", time.time(), eta_s=1.0, hold_s=60.0, serves="m")
+    taken.hear(said(), beside)
+    assert taken.managed == [["m"]]
+    assert taken.eta_s() == 20.0

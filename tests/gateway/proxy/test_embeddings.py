@@ -50,14 +50,16 @@ def test_vectors_are_the_replicas_and_their_tokens_are_charged(gateway: RunningG
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/rerank", {"query": "what", "documents": ["one", "two"]}),
-        ("/score", {"text_1": "what", "text_2": ["one", "two"]}),
+        ("/v1/rerank", {"query": "what", "documents": ["one", "two"]}),
+        ("/v2/rerank", {"query": "what", "documents": ["one", "two"]}),
+        ("/v1/score", {"text_1": "what", "text_2": ["one", "two"]}),
+        ("/score", {"queries": "what", "documents": ["one", "two"]}),
     ],
 )
 def test_ranks_and_scores_pass_and_are_charged(gateway: RunningGateway, path: str, body: dict[str, object]) -> None:
     key = gateway.add_tenant("ranked")
     before = len(gateway.ledger.usages)
-    found = gateway.client(key).post(path, body={"model": NAME, **body}, cast_to=dict[str, object])
+    found = gateway.client(key).post(gateway.url + path, body={"model": NAME, **body}, cast_to=dict[str, object])
     eventually(lambda: len(gateway.ledger.usages) > before)
     usage = found["usage"]
     assert isinstance(usage, dict)

@@ -182,17 +182,24 @@ def test_a_model_that_has_too_much_to_do_leads_on(max_wait_s: float, reason: str
     with serving(max_num_seqs=1, step_s=0.01) as busy, providing(says="from b") as two:
         urls = [f"http://{busy.host}:{busy.port}"]
         pools = {
-            NAME: ModelSettings(replicas=urls, fallback=["b"], slow_after_s=0.2),
+            NAME: ModelSettings(replicas=urls, fallback=["b"], slow_after_s=5.0),
             "b": ModelSettings(replicas=[two.url]),
         }
-        with running_gateway(pools=pools, admission=AdmissionSettings(classes=classes)) as gateway:
+        with (
+            running_gateway(pools=pools, admission=AdmissionSettings(classes=classes)) as gateway,
+            ThreadPoolExecutor(1) as client,
+        ):
             stream = gateway.openai.chat.completions.create(
                 model=NAME, messages=MESSAGES, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
             )
             next(iter(stream))
             eventually(lambda: gateway.app.replicas[urls[0]].snapshot.load.num_running == 1)
             with busy.engine_paused():  # it stays busy for as long as this takes
-                assert ask(gateway.openai, NAME) == ("from b", f"{NAME}->b; {reason}")
+                answer = client.submit(ask, gateway.openai, NAME)
+                if reason == "slow":
+                    eventually(lambda: gateway.app.admission.num_waiting(NAME))
+                    gateway.advance(5.0)
+                assert answer.result() == ("from b", f"{NAME}->b; {reason}")
                 assert gateway.app.admission.num_waiting(NAME) == 0
             stream.close()
             eventually(gateway.is_idle)

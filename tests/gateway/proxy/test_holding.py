@@ -235,7 +235,7 @@ async def test_what_is_held_is_shown_and_how_long_it_was_is_counted(held: Held) 
     held.ask()
     held.clock.advance(10.0)
     gateway = held.gateway
-    state = state_of(gateway.replicas.values(), gateway.admission, gateway.now())
+    state = state_of(gateway.replicas.values(), gateway.pools, gateway.admission, gateway.now())
     assert [(queue.model, queue.held, queue.eta_s) for queue in state.queues] == [("m", 1, 2.0)]
     gateway.recorder.look(state)
     assert b'penstock_gateway_held_requests{model="m"} 1' in gateway.recorder.render()

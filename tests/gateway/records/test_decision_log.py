@@ -21,6 +21,7 @@ from penstock.gateway.records.decisions import (
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.settings.gateway import ModelSettings
+from penstock.router.legs import Alone, Source, SourceReason
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice, Router
 from tests.gateway.provider import providing
@@ -159,7 +160,8 @@ def test_how_a_request_came_to_its_pool_is_read_back_and_what_was_written_before
     (entry,) = read_entries(tmp_path / "d")
     assert isinstance(entry, Decided)
     assert (entry.route, entry.version, entry.rule) == ("auto", "v2", "short->m")
-    older = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))[:-3]
+    added_since = len(Decided.__struct_fields__) - Decided.__struct_fields__.index("route")
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(entry))[:-added_since]
     block = zlib.compress(msgspec.msgpack.encode([older]))
     (tmp_path / "d").write_bytes(MAGIC + LENGTH.pack(len(block)) + block)
     (read,) = read_entries(tmp_path / "d")
@@ -205,3 +207,19 @@ def test_the_rule_and_the_version_that_a_request_fell_to_are_in_the_log(tmp_path
         ("small", "small@v1", "v1", ""),
         ("small@v1", "small@v1", "v1", ""),
     ]
+
+
+def test_the_second_leg_of_a_choice_is_written_down_or_why_there_is_none(tmp_path: Path) -> None:
+    request, choice = choose(1)
+    assert choice.replica is not None
+    source = Source(choice.replica, SourceReason.PREFILL, 800, 900, 1, 0.5, 0.25)
+    with DecisionLog(tmp_path / "d") as log:
+        for one in (
+            choice,
+            msgspec.structs.replace(choice, alone=Alone.NO_GAIN),
+            msgspec.structs.replace(choice, source=source),
+        ):
+            log.decided(request, one, now=5.0)
+    read = [one for one in read_entries(tmp_path / "d") if isinstance(one, Decided)]
+    legs = [(one.source, one.why, one.pulled_tokens, one.gain_s) for one in read]
+    assert legs == [("", "", 0, 0.0), ("", "no_gain", 0, 0.0), (choice.replica.id, "prefill", 800, 0.25)]

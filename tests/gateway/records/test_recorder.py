@@ -41,7 +41,7 @@ def samples(recorder: GatewayRecorder) -> dict[tuple[str, ...], float]:
 
 def look(gateway: RunningGateway) -> dict[tuple[str, ...], float]:
     def state() -> GatewayState:
-        return state_of(gateway.app.replicas.values(), gateway.app.admission, gateway.app.now())
+        return state_of(gateway.app.replicas.values(), gateway.app.pools, gateway.app.admission, gateway.app.now())
 
     gateway.call(lambda: gateway.app.recorder.look(state()))
     return samples(gateway.app.recorder)
@@ -165,3 +165,18 @@ def test_a_request_costs_the_loop_a_few_calls() -> None:
     finally:
         sys.setprofile(None)
     assert counts["call"] + counts["c_call"] < 60
+
+
+def test_no_replicas_kv_blocks_are_known_before_the_tokenizer_is(replicas: list[Replica]) -> None:
+    def num_exact() -> float:
+        return sum(value for key, value in look(gateway).items() if key[0] == "replica_kv_exact")
+
+    with running_gateway(*replicas) as gateway:
+        app, tokens = gateway.app, gateway.app.pools[NAME].tokens
+        known = eventually(lambda: tokens.prompt_tokenizer)
+        assert num_exact() == 0
+        gateway.call(lambda: [app.admission.router.index.reset(name, []) for name in app.replicas])
+        assert num_exact() == len(replicas)
+        tokens.prompt_tokenizer = None
+        assert num_exact() == 0
+        tokens.prompt_tokenizer = known

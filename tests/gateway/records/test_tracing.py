@@ -9,14 +9,18 @@ import openai
 import pytest
 
 from penstock.gateway.records.recorder import GatewayRecorder
-from penstock.gateway.records.tracing import Traced, Traces, spans
+from penstock.gateway.records.tracing import Traced, Traces, _of_pick, spans
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.backlog import Backlog
 from penstock.observe.spans import Kind, Roots, Sampling, Span
 from penstock.observe.trace_context import TraceContext, parse
+from penstock.router.legs import Alone, Source, SourceReason
+from penstock.router.router import Choice
 from penstock.tenancy.prices import Price
+from tests.gateway.pairs import PairedVllm, in_front_of
 from tests.gateway.provider import Provider, providing
 from tests.gateway.running import RunningGateway, running_gateway
+from tests.snapshots import snapshot
 from tests.waiting import eventually
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -119,6 +123,27 @@ def test_each_try_has_a_span_and_the_one_that_failed_says_so() -> None:
         assert len(retried.trace.picks) == 2
 
 
+def test_each_leg_of_a_request_that_two_servers_share_has_a_span() -> None:
+    kept, recorder = tracing()
+    with PairedVllm() as p, PairedVllm() as d, in_front_of((p, "prefill"), (d, "decode"), recorder=recorder) as gateway:
+        ask(gateway, **SENT)
+        ask(gateway, **SENT)
+        p.kill()
+        ask(gateway, **SENT)
+        legs = [span for span in kept.spans() if span.kind is Kind.CLIENT]
+        told = [headers["traceparent"] for server in (p, d) for _, _, headers in server.asked]
+    assert [span.attributes.get("penstock.leg") for span in legs] == ["prefill", None] * 2 + ["prefill", None]
+    assert [span.attributes.get("penstock.outcome") for span in legs[::2]] == [
+        "handed_over",
+        "handed_over",
+        "unreachable",
+    ]
+    assert [bool(span.error) for span in legs] == [False] * 4 + [True, False]
+    assert all(first.end_ns <= second.end_ns for first, second in zip(legs[::2], legs[1::2], strict=True))
+    assert {span.parent_id for span in legs} == {one.trace.root.span_id for one in kept.all}
+    assert sorted(told) == sorted(f"00-{TRACE}-{span.span_id}-01" for span in legs if not span.error)
+
+
 def test_what_is_not_sampled_is_not_kept_unless_it_failed() -> None:
     kept, recorder = tracing(0.0)
     with providing() as provider, running_gateway(pools=models(provider), recorder=recorder) as gateway:
@@ -149,3 +174,17 @@ def test_who_is_turned_away_at_the_door_has_a_span_of_no_length() -> None:
         assert (root.trace_id, root.parent_id, root.error) == (TRACE, CLIENT, "")
         assert root.attributes["penstock.reason"] == "model_not_found"
         assert root.start_ns == root.end_ns
+
+
+def test_a_pick_has_its_second_leg_or_why_there_is_none() -> None:
+    picked, other = snapshot(id="http://d:1", models=("m",)), snapshot(id="http://p:1", models=("m",))
+    source = Source(other, SourceReason.PREFILL, 800, 900, 1, 0.5, 0.25)
+    found = _of_pick(Choice(picked, [picked], {}, [1.0], source=source))
+    legs = {name: value for name, value in found.items() if "source" in name or "pulled" in name}
+    assert legs == {
+        "penstock.pick.source": "http://p:1",
+        "penstock.pick.source_reason": "prefill",
+        "penstock.pick.pulled_tokens": 800,
+        "penstock.pick.source_gain_s": 0.25,
+    }
+    assert _of_pick(Choice(picked, [picked], {}, [1.0], alone=Alone.WARM))["penstock.pick.alone"] == "warm_prefix"

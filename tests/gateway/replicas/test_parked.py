@@ -15,7 +15,7 @@ from tests.waiting import GIVE_UP_S, eventually
 
 def views(gateway: RunningGateway) -> list[ReplicaView]:
     replicas = gateway.app.replicas.values()
-    found = gateway.call(lambda: state_of(replicas, gateway.app.admission, gateway.app.now()))
+    found = gateway.call(lambda: state_of(replicas, gateway.app.pools, gateway.app.admission, gateway.app.now()))
     return list(found.replicas)
 
 

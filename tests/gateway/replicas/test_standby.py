@@ -44,7 +44,9 @@ def keep(gateway: RunningGateway, state: str) -> Replica:
 
 def shown(gateway: RunningGateway) -> str:
     app = gateway.app
-    return str(gateway.call(lambda: state_of(app.replicas.values(), app.admission, app.now())).replicas[0].state)
+    return str(
+        gateway.call(lambda: state_of(app.replicas.values(), app.pools, app.admission, app.now())).replicas[0].state
+    )
 
 
 def test_the_state_is_shown_and_is_no_fault(gateway: RunningGateway) -> None:
@@ -55,7 +57,11 @@ def test_the_state_is_shown_and_is_no_fault(gateway: RunningGateway) -> None:
         assert shown(gateway) == state
         (reading,) = gateway.call(lambda: reader.read(gateway.app.now())).replicas
         assert (reading.is_usable, reading.is_resting, reading.is_draining) == (False, True, True)
-    gateway.call(lambda: gateway.app.recorder.look(state_of(gateway.app.replicas.values(), gateway.app.admission, 0.0)))
+    gateway.call(
+        lambda: gateway.app.recorder.look(
+            state_of(gateway.app.replicas.values(), gateway.app.pools, gateway.app.admission, 0.0)
+        )
+    )
     assert 'state="parked"} 1' in gateway.metrics()
     keep(gateway, "")
     assert shown(gateway) == "ready"

@@ -61,7 +61,9 @@ def test_requests_are_told_to_come_back_while_every_replica_loads() -> None:
         assert int(found.response.headers["retry-after"]) >= 1
         (replica,) = gateway.app.replicas.values()
         assert replica.snapshot.state == "out"
-        (view,) = gateway.call(lambda: state_of([replica], gateway.app.admission, gateway.app.now())).replicas
+        (view,) = gateway.call(
+            lambda: state_of([replica], gateway.app.pools, gateway.app.admission, gateway.app.now())
+        ).replicas
         assert view.state == "starting"
         reader = FleetReader(gateway.app.replicas, gateway.app.admission)
         gateway.call(lambda: gateway.app.replicas.subscribe(reader))

@@ -17,13 +17,13 @@ SHAPES = [(1, 5), (3, 64), (7, 333)]
 
 
 def on_every_rank(
-    size: int, run: Callable[[DistributedRanks], list[Tensor]], *, gathered_bytes: int = 1 << 20
+    size: int, run: Callable[[DistributedRanks], list[Tensor]], *, gathered_bytes: int = 1 << 20, sp: int = 1
 ) -> list[list[Tensor]]:
     store = HashStore()
 
     def one(rank: int) -> list[Tensor]:
         ranks = DistributedRanks(
-            Shard(rank, size),
+            Shard(rank, size, sp),
             torch.device("cpu"),
             store,
             host=f"127.0.0.{rank + 1}",
@@ -66,6 +66,23 @@ def test_columns_are_gathered_side_by_side_and_the_first_ranks_are_broadcast() -
     for columns, token in on_every_rank(3, run):
         assert torch.equal(columns, torch.cat([part(rank, (3, 4)) for rank in range(3)], dim=1).to(torch.bfloat16))
         assert token.tolist() == [7]
+
+
+@pytest.mark.parametrize(("size", "sp"), [(2, 2), (4, 2), (4, 4)])
+def test_neighbours_gather_and_exchange_among_themselves(size: int, sp: int) -> None:
+    """Bit by bit: half of a float32 may look like a bfloat16 that is no number."""
+
+    def brought(rank: int) -> Tensor:
+        return torch.stack([part(10 * rank + place, (5, 3)) for place in range(sp)]).view(torch.bfloat16)
+
+    def run(ranks: DistributedRanks) -> list[Tensor]:
+        return [ranks.gather(part(ranks.shard.rank, (3, 4)), sp), ranks.exchange(brought(ranks.shard.rank))]
+
+    for rank, (columns, parts) in enumerate(on_every_rank(size, run, sp=sp)):
+        near = Shard(rank, size, sp).neighbours
+        assert torch.equal(columns, torch.cat([part(other, (3, 4)) for other in near], dim=1))
+        wanted = torch.stack([brought(other)[rank - near.start] for other in near])
+        assert torch.equal(parts.view(torch.uint8), wanted.view(torch.uint8))
 
 
 def test_a_stage_receives_what_the_one_before_sends() -> None:

@@ -17,10 +17,11 @@ from penstock.core.errors import ConfigError, EngineFailed, EngineUnavailable
 from penstock.core.nodes import Nodes, spread
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
+from penstock.link.connection import Connection, Disconnected, read_exactly
+from penstock.link.proof import Refused
 from penstock.runner.ranks import handshake
-from penstock.runner.ranks.connection import Connection, Disconnected, read_exactly
 from penstock.runner.ranks.gathering import Gathered, Gathering, JoinedNode, RemoteProcess, bind_here, secret_of
-from penstock.runner.ranks.handshake import Refused, dial
+from penstock.runner.ranks.handshake import dial
 from penstock.runner.ranks.messages import Begin, GroupIdentity, LinkHello, NodeAlive, NodeHello, RankEnded, RankHello
 from penstock.runner.ranks.node_agent import NodeAgent
 from tests.waiting import eventually
@@ -147,7 +148,7 @@ def test_another_version_or_protocol_is_refused_by_name(
         calling = pool.submit(dial, server.getsockname(), NodeHello(1, 1, IDENTITY), b"s", 30.0)
         called, _ = server.accept()
         called.sendall(preamble.pack(b"PENSTOCK", handshake.PROTOCOL + 1, b"9.9.9", bytes(32)))
-        with pytest.raises(Refused, match=r"penstock '9.9.9' \(protocol 2\) there"):
+        with pytest.raises(Refused, match=rf"penstock '9.9.9' \(protocol {handshake.PROTOCOL + 1}\) there"):
             calling.result(60.0)
         called.close()
 
@@ -232,6 +233,24 @@ def test_a_node_that_goes_before_its_ranks_have_started_is_waited_for_anew(leade
     again = eventually(joined)
     assert again is not None
     complete(leader, again)
+
+
+def test_a_node_that_comes_in_the_place_of_one_that_went_is_not_dropped_with_it(leader: Leader) -> None:
+    first = leader.join()
+    begin(first)
+    gathering = leader.gathering
+    with gathering._changed:  # the leader's thread has not seen yet that the first is gone
+        first.close()
+        (gone,) = gathering._joined.values()
+        eventually(lambda: gone.gone)
+        gathering._joined.clear()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            theirs, ours = socket.create_connection(server.getsockname()), server.accept()[0]
+        newcomer = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.1", 60.0, lambda: None)
+        gathering._joined[1] = newcomer
+    told = begin(theirs)
+    assert told.session == gathering._session
+    assert not newcomer.gone
 
 
 def test_a_node_that_says_nothing_is_gone_and_its_ranks_with_it() -> None:

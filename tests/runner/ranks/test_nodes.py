@@ -27,6 +27,7 @@ from tests.equality.inprocess import soiled
 from tests.runner.clients import Clients, serve
 from tests.runner.judge import Judge
 from tests.runner.traffic import Limits, Traffic
+from tests.template import forked
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -71,6 +72,7 @@ def group(parallelism: Parallelism, num_nodes: int, **other: object) -> Iterator
             max_loras=0,
             tp=parallelism.tp,
             pp=parallelism.pp,
+            sp=parallelism.sp,
             **other,  # type: ignore[arg-type]
         )
         nodes = Nodes(num_nodes, 0, "127.0.0.1", reserved.getsockname()[1])
@@ -126,13 +128,18 @@ def test_a_stage_over_two_nodes_says_what_one_process_would_and_names_the_rank_t
             serve(found.assembly, Clients(Traffic(LIMITS, lambda turns: turns >= NUM_TURNS, seed=0)), num_blocks=40)
 
 
+def test_ranks_that_share_out_tokens_may_be_on_two_nodes() -> None:
+    with forked(), group(Parallelism(tp=2, sp=2), 2) as found:
+        check_answers(found)
+
+
 def test_a_pipeline_over_three_nodes_says_what_one_process_would() -> None:
-    with group(Parallelism(pp=3), 3) as found:
+    with forked(), group(Parallelism(pp=3), 3) as found:
         check_answers(found)
 
 
 def test_stages_of_two_ranks_on_a_node_each_say_what_one_process_would() -> None:
-    with group(Parallelism(tp=2, pp=2), 2) as found:
+    with forked(), group(Parallelism(tp=2, pp=2), 2) as found:
         assert spread(Parallelism(tp=2, pp=2), 2).sizes == (2, 2)
         check_answers(found)
         assert "node 1 starts ranks 2 to 3" in "".join(found.said)

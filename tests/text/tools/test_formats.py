@@ -28,11 +28,13 @@ KNOWING = """{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}
 
 
 class Chat:
-    chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message = False
 
     def __init__(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> None:
         self._messages, self._tools = messages, tools
+
+    def template_variables(self) -> dict[str, Any]:
+        return {}
 
     def conversation(self) -> list[dict[str, Any]]:
         return self._messages

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { Bar } from "./basics";
-import { clock, count, score, words } from "../format";
+import { clock, count, duration, score, words } from "../format";
 import { go } from "../router";
 import { store } from "../store";
 import type { Decision, Request } from "../types";
@@ -25,6 +25,15 @@ export function reason(decision: Decision): string {
   const won = ahead.length ? `ahead by ${ahead.map((one) => `${words(one.name)} +${score(one.by)}`).join(", ")}` : "";
   const tied = Math.abs(picked.total - next.total) <= TIE ? `tie with ${next.replica}, chosen at random` : "";
   return [held, tied || won].filter(Boolean).join("; ") || `chosen by ${words(decision.strategy)}`;
+}
+
+/** Where KV blocks of the prompt come from, or why from nowhere else. */
+export function secondLeg(decision: Decision): string {
+  if (!decision.why) return "";
+  if (!decision.source) return `no KV source: ${words(decision.why)}`;
+  const what = { prefill: "computes the prompt", prefix: "holds more of the prompt", moved: "gave the stream back" }[decision.why] ?? words(decision.why);
+  const gain = decision.gain_s == null ? "" : `, expected to save ${duration(decision.gain_s)}`;
+  return `KV of ${count(decision.pulled_tokens)} tokens from ${decision.source}, which ${what}${gain}`;
 }
 
 export function DecisionCard({ decision, request, isOpen = false }: { decision: Decision; request?: Request; isOpen?: boolean }) {
@@ -61,6 +70,7 @@ function Scores({ decision, request }: { decision: Decision; request?: Request }
           ? "the router made no estimate"
           : `the router expected ${count(decision.matched_tokens)}, in whole blocks of ${count(decision.block_tokens)}${decision.is_approximate ? ", by what it had sent there" : ""}`}
       </p>
+      {secondLeg(decision) && <p class="hint">{secondLeg(decision)}</p>}
       <div class="scroll">
         <table aria-label="Scores">
           <thead>

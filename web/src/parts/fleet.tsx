@@ -1,4 +1,6 @@
+import { useState } from "preact/hooks";
 import { Bar, type Column, Empty, Pill, Table } from "./basics";
+import { Ranks } from "./ranks";
 import { compact, count, digits, duration, percent } from "../format";
 import { isHealthy, isResting, stateOf } from "../health";
 import type { Queue, Replica } from "../types";
@@ -19,11 +21,19 @@ const MODEL: Column<Replica> = {
     return (
       <span class="two">
         <span>{model}{version && <small> version {version}</small>}</span>
-        <small>{one.kind} {one.version}</small>
+        <small>{one.role !== "both" && `${one.role}, `}{one.kind} {one.version}</small>
       </span>
     );
   },
 };
+
+function ranks(open: (id: string) => void): Column<Replica> {
+  return {
+    name: "Ranks",
+    hint: "how its model is spread over devices",
+    show: (one) => (one.parallelism ? <button class="link" onClick={() => open(one.id)}>{one.parallelism}</button> : "–"),
+  };
+}
 const STATE: Column<Replica> = {
   name: "State",
   show: (one) => <Pill state={isHealthy(one) ? "healthy" : one.state === "ready" ? one.breaker : one.state}>{stateOf(one)}</Pill>,
@@ -86,8 +96,16 @@ function details(one: Replica): string[] {
 }
 
 export function Replicas({ rows, isShort, source }: { rows: Replica[]; isShort?: boolean; source?: Column<Replica> }) {
-  const columns = isShort ? SHORT : source ? [...LONG.slice(0, 3), source, ...LONG.slice(3)] : LONG;
-  return <Table label="Replicas" columns={columns} rows={rows} id={(one) => one.id} tone={(one) => (one.state === "out" ? "out" : "")} />;
+  const [opened, setOpened] = useState("");
+  const shown = rows.find((one) => one.id === opened);
+  const spread = rows.some((one) => one.parallelism) ? [ranks(setOpened)] : [];
+  const columns = isShort ? SHORT : [...LONG.slice(0, 2), ...spread, LONG[2], ...(source ? [source] : []), ...LONG.slice(3)];
+  return (
+    <>
+      <Table label="Replicas" columns={columns} rows={rows} id={(one) => one.id} tone={(one) => (one.state === "out" ? "out" : "")} />
+      {shown && <Ranks replica={shown} onClose={() => setOpened("")} />}
+    </>
+  );
 }
 
 const CLASSES: Record<string, string> = { engine: "in the engine" };

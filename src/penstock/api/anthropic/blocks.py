@@ -12,9 +12,18 @@ from penstock.api.decoding import NotBuilt, Refused, WireStruct
 from penstock.api.openai.tools import FunctionCall, ToolCall
 from penstock.core.errors import UnsupportedParameter
 
-_NEEDED = {"text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
-_ALLOWED = {"tool_result": ("content", "is_error")}
-_OF_A_TYPE = ("text", "id", "name", "input", "tool_use_id", "content", "is_error")
+_NEEDED = {
+    "text": ("text",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+    "thinking": ("thinking",),
+    "redacted_thinking": ("data",),
+}
+_ALLOWED = {"tool_result": ("content", "is_error"), "thinking": ("signature",)}
+_OF_A_TYPE = (
+    *("text", "id", "name", "input", "tool_use_id", "content", "is_error"),
+    *("thinking", "signature", "data"),
+)
 
 
 class ContentBlock(WireStruct):
@@ -30,6 +39,11 @@ class ContentBlock(WireStruct):
     content: str | list[ContentBlock] | None = None
     is_error: bool | None = None
 
+    # thinking and redacted_thinking, of an earlier answer
+    thinking: str | None = None
+    signature: str | None = None  # nobody here signs what it thinks, nor checks it
+    data: str | None = None  # what only another provider can read: the model is not told
+
     # Clients send an answer back as they received it, empty fields included.
     citations: Annotated[Any, NotBuilt([])] = None
     parsed_output: Annotated[Any, NotBuilt()] = None
@@ -40,9 +54,6 @@ class ContentBlock(WireStruct):
     source: Annotated[Any, NotBuilt()] = None
     title: Annotated[Any, NotBuilt()] = None
     context: Annotated[Any, NotBuilt()] = None
-    thinking: Annotated[Any, NotBuilt()] = None
-    signature: Annotated[Any, NotBuilt()] = None
-    data: Annotated[Any, NotBuilt()] = None
     file_id: Annotated[Any, NotBuilt()] = None
 
     def __post_init__(self) -> None:
@@ -68,6 +79,12 @@ def text_of(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(block.text or "" for block in content if block.type == "text")
+
+
+def thoughts_of(content: Content) -> str:
+    """The assistant's thoughts before its answer."""
+    blocks = [] if isinstance(content, str) else content
+    return "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
 
 
 def calls_of(content: Content) -> list[ToolCall]:

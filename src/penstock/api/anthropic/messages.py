@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api import openai
-from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of
+from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of, thoughts_of
 from penstock.api.anthropic.caching import CacheControl
 from penstock.api.anthropic.output import OutputConfig, OutputFormat, guide_of
 from penstock.api.anthropic.tools import Tool, ToolChoice
@@ -29,7 +29,7 @@ class Message(WireStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owners = {"tool_use": "assistant", "tool_result": "user"}
+        owners = {"tool_result": "user"} | dict.fromkeys(("tool_use", "thinking", "redacted_thinking"), "assistant")
         for block in [] if isinstance(self.content, str) else self.content:
             if (owner := owners.get(block.type, self.role)) != self.role:
                 raise Refused("content", f"blocks of type {block.type} belong to the {owner}")
@@ -83,8 +83,12 @@ class PromptRequest(WireStruct):
             turns += results
             text = text_of(message.content)
             if text or not results:
-                calls = calls_of(message.content)
-                turns.append(openai.Message(role=message.role, content=text, tool_calls=calls or None))
+                calls, thoughts = calls_of(message.content), thoughts_of(message.content)
+                turns.append(
+                    openai.Message(
+                        role=message.role, content=text, tool_calls=calls or None, reasoning_content=thoughts or None
+                    )
+                )
         turns = [_joined(list(of_role)) for _, of_role in itertools.groupby(turns, _turn_of)]
         if len(turns) > 1 and turns[-1].role == "assistant" and not turns[-1].content:
             turns.pop()  # the beginning of an answer that begins with nothing
@@ -95,6 +99,7 @@ class PromptRequest(WireStruct):
             continue_final_message=turns[-1].role == "assistant",
             tools=self._offer() or None,
             tool_choice=self._choice(),
+            reasoning_effort=self.output_config.effort if self.output_config is not None else None,
             response_format=asked.to_openai() if (asked := self._format()) is not None else None,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         )
@@ -127,7 +132,10 @@ def _joined(messages: list[openai.Message]) -> openai.Message:
         return messages[0]
     text = "\n".join(str(message.content) for message in messages)
     calls = [call for message in messages for call in message.tool_calls or ()]
-    return openai.Message(role=messages[0].role, content=text, tool_calls=calls or None)
+    thoughts = "\n".join(message.reasoning_content for message in messages if message.reasoning_content)
+    return openai.Message(
+        role=messages[0].role, content=text, tool_calls=calls or None, reasoning_content=thoughts or None
+    )
 
 
 class CountTokensRequest(PromptRequest):

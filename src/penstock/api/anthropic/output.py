@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import msgspec
 
-from penstock.api.decoding import NotBuilt, WireStruct
+from penstock.api.decoding import WireStruct
+from penstock.api.openai.chat import ReasoningEffort
 from penstock.api.openai.guided import GuideAsked, JsonSchema, ResponseFormat, read_schema
 
 
@@ -19,7 +20,7 @@ class OutputFormat(WireStruct):
 
 
 class OutputConfig(WireStruct):
-    effort: Annotated[Any, NotBuilt()] = None
+    effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 

@@ -23,6 +23,8 @@ from penstock.api.openai.tools import (
 )
 from penstock.core.errors import UnsupportedParameter
 
+ReasoningEffort = Annotated[str, Meta(min_length=1, max_length=32)]  # a template knows which there are
+
 
 class ContentPart(WireStruct):
     type: str
@@ -46,7 +48,10 @@ class Message(WireStruct):
     name: str | None = None
     tool_call_id: str | None = None
 
-    tool_calls: list[ToolCall] | None = None  # of an assistant's earlier turn
+    # Of an assistant's earlier turn; how it reasoned has two names, DeepSeek's and vLLM's.
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     # Clients send an answer back as they received it, empty fields included.
     function_call: Annotated[Any, NotBuilt()] = None
@@ -58,7 +63,9 @@ class Message(WireStruct):
         super().__post_init__()
         if self.tool_calls and self.role != "assistant":
             raise Refused("tool_calls", "only the assistant calls tools")
-        if self.content is None and not self.tool_calls:
+        if (thoughts := self.reasoning_content or self.reasoning) and self.role != "assistant":
+            raise Refused("reasoning_content" if self.reasoning_content else "reasoning", "only the assistant reasons")
+        if self.content is None and not (self.tool_calls or thoughts):
             raise Refused("content", "is required, as a string or a list of text parts")
 
     def to_template(self) -> dict[str, Any]:
@@ -68,6 +75,7 @@ class Message(WireStruct):
             "content": self._text(),
             "name": self.name,
             "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_calls": [call.to_template() for call in self.tool_calls] if self.tool_calls else None,
         }
         return {key: value for key, value in message.items() if value is not None}
@@ -89,6 +97,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
@@ -99,7 +108,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     modalities: Annotated[Any, NotBuilt(["text"])] = None
     audio: Annotated[Any, NotBuilt()] = None
     prediction: Annotated[Any, NotBuilt()] = None
-    reasoning_effort: Annotated[Any, NotBuilt()] = None
     verbosity: Annotated[Any, NotBuilt()] = None
     web_search_options: Annotated[Any, NotBuilt()] = None
     moderation: Annotated[Any, NotBuilt()] = None
@@ -132,6 +140,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     def conversation(self) -> list[dict[str, Any]]:
         return [message.to_template() for message in self.messages]
+
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the template besides messages and tools. Of models that reason some read how much, some only
+        whether; a template that reads neither says the same at every effort."""
+        effort = self.reasoning_effort
+        asked = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return asked | (self.chat_template_kwargs or {})
 
     def may_call(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"

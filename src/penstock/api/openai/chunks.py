@@ -8,13 +8,14 @@ too: each is told with `call`, and then its `arguments` as they come.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.api.openai.responses import (
     Call,
     Finish,
     ResponseHead,
     ScoredToken,
+    TextOffsets,
     Usage,
     call_object,
     chat_logprobs,
@@ -23,14 +24,21 @@ from penstock.api.openai.responses import (
     envelope,
 )
 
+UsageNow = Callable[[], Usage]
+
 
 class _Frame:
-    """The constant bytes around the choice of a chunk."""
+    """The bytes around the choice of a chunk: constant, unless each is to tell the usage up to there."""
 
-    def __init__(self, head: ResponseHead, kind: str, include_usage: bool) -> None:
+    def __init__(self, head: ResponseHead, kind: str, include_usage: bool, usage_now: UsageNow | None) -> None:
         self.prefix = encode(envelope(head, kind))[:-1] + b',"choices":['
         # With include_usage every chunk has the key, and all but the last say null.
-        self.suffix = b'],"usage":null}' if include_usage else b"]}"
+        self._suffix = b'],"usage":null}' if include_usage else b"]}"
+        self._usage_now = usage_now
+
+    @property
+    def suffix(self) -> bytes:
+        return self._suffix if self._usage_now is None else b'],"usage":%b}' % encode(self._usage_now())
 
     def usage(self, usage: Usage) -> bytes:
         return b'%b],"usage":%b}' % (self.prefix, encode(usage))
@@ -39,8 +47,8 @@ class _Frame:
 class ChatChunks:
     """chat.completion.chunk objects."""
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
-        self._frame = _Frame(head, "chat.completion.chunk", include_usage)
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False, usage_now: UsageNow | None = None) -> None:
+        self._frame = _Frame(head, "chat.completion.chunk", include_usage, usage_now)
 
     def resume(self, index: int, num_characters: int) -> None:
         """The tokens that come next are scored after so many characters of others; here nobody asks where."""
@@ -85,13 +93,13 @@ def _scored(logprobs: Sequence[ScoredToken] | None) -> bytes:
 class CompletionChunks:
     """text_completion objects, which serve as chunks too."""
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool = False) -> None:
-        self._frame = _Frame(head, "text_completion", include_usage)
-        self._text_offsets: dict[int, int] = {}  # per choice: where the next scored token begins
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False, usage_now: UsageNow | None = None) -> None:
+        self._frame = _Frame(head, "text_completion", include_usage, usage_now)
+        self._text_offsets: dict[int, TextOffsets] = {}  # of the scored tokens of each choice
 
     def resume(self, index: int, num_characters: int) -> None:
         """The tokens that come next are scored after so many characters of others."""
-        self._text_offsets[index] = num_characters
+        self._text_offsets[index] = TextOffsets(num_characters)
 
     def start(self, index: int) -> bytes | None:
         return None
@@ -107,9 +115,7 @@ class CompletionChunks:
         return self._frame.usage(usage)
 
     def _score(self, index: int, tokens: Sequence[ScoredToken]) -> bytes:
-        offset = self._text_offsets.get(index, 0)
-        self._text_offsets[index] = offset + sum(len(token.text) for token in tokens)
-        return encode(completion_logprobs(tokens, offset))
+        return encode(completion_logprobs(tokens, self._text_offsets.setdefault(index, TextOffsets())))
 
     def _chunk(self, index: int, text: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}%b' % (

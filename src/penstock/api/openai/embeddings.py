@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from penstock.api.decoding import Refused, WireStruct, decode
 from penstock.api.openai.completions import Prompt, TokenIds
 from penstock.api.openai.generation import TokenId, check_token_ids
 
+if TYPE_CHECKING:  # a gateway reads requests, and makes no vectors
+    import numpy as np
+    import numpy.typing as npt
+
 MAX_TEXTS = 2048  # OpenAI's limit on input
 
-Vectors = npt.NDArray[np.float32]  # [texts, dimensions]
+Vectors: TypeAlias = "npt.NDArray[np.float32]"  # [texts, dimensions]
 KeepFirst = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: as many as the model takes
 
 encode = msgspec.json.Encoder().encode
@@ -72,6 +74,8 @@ def shortened(vectors: Vectors, dimensions: int | None) -> Vectors:
     """The first so many dimensions, of length one again."""
     if dimensions is None:
         return vectors
+    import numpy as np
+
     cut = vectors[:, :dimensions]
     lengths: Vectors = np.linalg.norm(cut, axis=1, keepdims=True)
     return (cut / np.maximum(lengths, 1e-12)).astype(np.float32)

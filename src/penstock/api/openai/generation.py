@@ -6,6 +6,7 @@ What needs the vocabulary is checked on conversion, because only the server know
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
@@ -30,6 +31,9 @@ from penstock.core.sampling import SamplingParams
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
 MAX_BIASES = 1024  # OpenAI allows 300; each choice has them all
+MAX_BIAS = 100
+_TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
+_MAX_ECHO = 40  # characters of the client's own words that an error repeats
 
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -47,7 +51,6 @@ _SAME_IN_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "logit_bias",
     "seed",
 )
 _SAME_IN_OPTIONS = (
@@ -77,11 +80,18 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""  # of the prefix cache
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk, as it is by then
 
 
 class StreamOptions(WireStruct):
     include_usage: bool | None = None
-    include_obfuscation: Annotated[bool | None, NotBuilt(False)] = None
+    continuous_usage_stats: bool | None = None  # vLLM's
+    include_obfuscation: bool | None = None  # padding against who watches sizes on the wire: there is none here
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.continuous_usage_stats and not self.include_usage:
+            raise Refused("continuous_usage_stats", "needs include_usage")
 
 
 class GenerationRequest(WireStruct):
@@ -95,7 +105,7 @@ class GenerationRequest(WireStruct):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -137,13 +147,21 @@ class GenerationRequest(WireStruct):
         super().__post_init__()
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options", "is only allowed when stream is true")
-        if len(self.logit_bias or ()) > MAX_BIASES:
-            raise Refused("logit_bias", f"has more than {MAX_BIASES} tokens")
+        self._check_biases()
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
         if (asked := self.guide()) is not None and self.ignore_eos:
             raise Refused("ignore_eos", f"cannot go with {asked.param}: a guided answer ends where its guide does")
+
+    def _check_biases(self) -> None:
+        if len(self.logit_bias or ()) > MAX_BIASES:
+            raise Refused("logit_bias", f"has more than {MAX_BIASES} tokens")
+        for key, bias in (self.logit_bias or {}).items():
+            if not _TOKEN_ID.fullmatch(key):
+                raise Refused("logit_bias", f"'{key[:_MAX_ECHO]}' is no token id: expected every key to be an integer")
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise Refused("logit_bias", f"token {key} has {bias:g}; a bias is between -{MAX_BIAS} and {MAX_BIAS}")
 
     def guide(self) -> GuideAsked | None:
         """What the answer must look like, and the field that says so."""
@@ -162,8 +180,11 @@ class GenerationRequest(WireStruct):
 
     def to_sampling(self, vocab_size: int, *, fallback_seed: int) -> SamplingParams:
         """`fallback_seed` is used when the client gave none. Raises InvalidRequest for tokens that do not exist."""
-        check_token_ids(self.logit_bias or (), vocab_size, "logit_bias")
+        biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()}
+        check_token_ids(biases, vocab_size, "logit_bias")
         wanted = {"seed": fallback_seed} | self._given(_SAME_IN_SAMPLING)
+        if self.logit_bias is not None:
+            wanted["logit_bias"] = biases
         if wanted.get("temperature", 1.0) < _GREEDY_TEMPERATURE:
             wanted["temperature"] = 0.0
         top_k = self.top_k if self.top_k is not None and 0 < self.top_k < vocab_size else None
@@ -178,6 +199,7 @@ class GenerationRequest(WireStruct):
             priority=_priority(self.priority),
             namespace=self.cache_salt or "",
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
+            continuous_usage=bool(self.stream_options and self.stream_options.continuous_usage_stats),
             **self._given(_SAME_IN_OPTIONS),
         )
 

@@ -93,8 +93,20 @@ class JsonSchema(WireStruct):
         return Guide.json_object() if self.schema == NULL else read_schema(self.schema)
 
 
+# Fields that say what an answer of a type looks like. Beside another type they would be ignored, so they are refused.
+_FIELDS_OF_TYPE = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json_schema": ("json_schema",),
+    "json": ("value",),
+    "regex": ("value",),
+    "grammar": ("grammar",),
+}
+
+
 class ResponseFormat(WireStruct):
-    """`schema` beside json_object is llama.cpp's and Together's way, `value` is TGI's, `grammar` Fireworks'."""
+    """`schema` beside json_object is llama.cpp's and Together's way, `value` is TGI's, there and with its own types;
+    `grammar` is Fireworks'."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex", "grammar"]
     json_schema: JsonSchema | None = None
@@ -104,16 +116,25 @@ class ResponseFormat(WireStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needed = {"json_schema": "json_schema", "json": "value", "regex": "value", "grammar": "grammar"}.get(self.type)
-        if needed is not None and getattr(self, needed) in (None, NULL):
-            raise Refused(needed, f"is required when type is {self.type}")
+        allowed = _FIELDS_OF_TYPE[self.type]
+        given = [
+            name for name in ("json_schema", "schema", "value", "grammar") if getattr(self, name) not in (None, NULL)
+        ]
+        for name in given:
+            if name not in allowed:
+                raise Refused(name, f"cannot go with the type {self.type}")
+        if len(given) > 1:
+            raise Refused(given[1], f"cannot go with {given[0]}: an answer has one schema")
+        if len(allowed) == 1 and not given:
+            raise Refused(allowed[0], f"is required when type is {self.type}")
 
     def guide(self) -> Guide | None:
         match self.type:
             case "json_schema" if self.json_schema is not None:
                 return self.json_schema.guide()
             case "json_object":
-                return Guide.json_object() if self.schema == NULL else read_schema(self.schema)
+                schema = self.value if self.schema == NULL else self.schema
+                return Guide.json_object() if schema == NULL else read_schema(schema)
             case "json":
                 return read_schema(self.value)
             case "regex":

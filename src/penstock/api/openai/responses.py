@@ -5,6 +5,7 @@ Answers in pieces are `chunks.py`. Text arrives here ready made: this module has
 
 from __future__ import annotations
 
+import codecs
 import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from penstock.core.request import FinishReason
 encode = msgspec.json.Encoder().encode
 
 _PART = 256  # tokens with their alternatives
+_REPLACED = "\ufffd"  # in the text of a token that is no whole character
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 _LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible"; JSON has no infinity
 
 
@@ -140,18 +143,40 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken], text_offset: int = 0) -> dict[str, Any]:
-    """`text_offset` is where the first of the tokens begins in the text of its choice."""
-    offsets = []
-    for token in tokens:
-        offsets.append(text_offset)
-        text_offset += len(token.text)
+class TextOffsets:
+    """Where tokens begin in the text of a choice, in characters. A character may be made of several tokens: each of
+    them begins where it does."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+        self._decoder = _new_decoder(errors="replace")
+
+    def place(self, token: ScoredToken) -> int:
+        """The offset of the next token."""
+        begin = self._next
+        self._next += len(self._decoder.decode(token.raw))
+        return begin
+
+
+def completion_logprobs(tokens: Sequence[ScoredToken], offsets: TextOffsets | None = None) -> dict[str, Any]:
+    """`offsets`: after the tokens that came before these; None: these are the first."""
+    offsets = offsets or TextOffsets()
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [_as_text(token) for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
         "top_logprobs": [_by_text(token) for token in tokens],
-        "text_offset": offsets,
+        "text_offset": [offsets.place(token) for token in tokens],
     }
+
+
+def _as_text(token: ScoredToken) -> str:
+    """A part of a character is written as OpenAI writes it: by its bytes. As text all such parts would look alike."""
+    if _REPLACED not in token.text:
+        return token.text
+    try:
+        return token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
 def _chat_token(token: ScoredToken) -> dict[str, Any]:
@@ -162,7 +187,7 @@ def _by_text(token: ScoredToken) -> dict[str, float]:
     """The alternatives, and the chosen token even if it is not among them; of equal texts the likeliest counts."""
     found: dict[str, float] = {}
     for candidate in (*token.top, token):
-        found.setdefault(candidate.text, _finite(candidate.logprob))
+        found.setdefault(_as_text(candidate), _finite(candidate.logprob))
     return found
 
 

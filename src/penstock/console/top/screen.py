@@ -15,12 +15,13 @@ from rich.text import Text
 from penstock.console.history import ALL
 from penstock.console.top.view import Number, View
 from penstock.console.views import QueueRow, ReplicaRow, TenantRow
+from penstock.core.ranks import RankFigures
 
 Row = TypeVar("Row")
 
 _NAME, _BAR = 18, 10  # characters, in eighty columns
 _BAR_GROWS = 30  # at most, where there are more
-_MAX_TENANTS, _MAX_ALERTS = 5, 5
+_MAX_TENANTS, _MAX_ALERTS, _MAX_RANKS = 5, 5, 16
 _GOOD, _FAIR, _BAD, _DIM, _BOLD = "green", "yellow", "red", "dim", "bold"
 _STYLES = {
     "ready": _GOOD,
@@ -40,6 +41,7 @@ def screen(view: View, width: int) -> RenderableType:
         *_alerts(view),
         *_models(view, width),
         *_replicas(view.state.replicas, width),
+        *_ranks(view.state.replicas, width),
         *_queues(view.state.queues, width),
         *_tenants(view.state.tenants, width),
     )
@@ -175,6 +177,8 @@ def _models(view: View, width: int) -> Iterator[RenderableType]:
 
 
 def _replicas(replicas: Sequence[ReplicaRow], width: int) -> Iterator[RenderableType]:
+    roles: list[_Column[ReplicaRow]] = [_Column(" ROLE", 8, lambda one: f" {one.role}", True)]
+    spread: list[_Column[ReplicaRow]] = [_Column(" RANKS", 12, lambda one: f" {one.parallelism}", True)]
     yield ""
     yield _table(
         "REPLICA",
@@ -192,7 +196,9 @@ def _replicas(replicas: Sequence[ReplicaRow], width: int) -> Iterator[Renderable
             _Column("REPORT", 6, lambda one: "-" if one.heard_s_ago is None else f"{one.heard_s_ago:.1f}s"),
         ],
         [
+            *(roles if any(one.role != "both" for one in replicas) else []),
             _Column("STEP", 7, lambda one: _ms(one.step_s)),
+            *(spread if any(one.parallelism for one in replicas) else []),
             _Column("RESTARTS", 8, lambda one: str(one.restarts)),
             _Column(" ADDRESS", 27, lambda one: f" {_fit(one.id, 26)}", True),
             _Column("MODEL", 18, lambda one: _fit(one.model, 18), True),
@@ -204,6 +210,33 @@ def _replicas(replicas: Sequence[ReplicaRow], width: int) -> Iterator[Renderable
         yield _line(" * its circuit breaker is open: it gets no work, or a trial", _DIM)
     if not replicas:
         yield _line(" none", _DIM)
+
+
+def _ranks(replicas: Sequence[ReplicaRow], width: int) -> Iterator[RenderableType]:
+    """Ranks of replicas that have several."""
+    rows = [(replica, rank) for replica in replicas for rank in replica.ranks]
+    if not rows:
+        return
+    yield ""
+    yield _table(
+        "RANK",
+        width,
+        rows[:_MAX_RANKS],
+        lambda row: f"{row[0].name} {row[1].rank}",
+        [
+            _Column("MEMORY", 9, lambda row: f"{row[1].memory_bytes / (1 << 30):.1f} GiB"),
+            _Column("MBU", 6, lambda row: _percent(row[1].mbu)),
+            _Column("COMM", 6, lambda row: _communication(row[1])),
+        ],
+        [
+            _Column(" NODE", 24, lambda row: f" {_fit(row[1].node or '-', 23)}", True),
+            _Column("GPU", 42, lambda row: row[1].device or "-", True),
+        ],
+    )
+    if any(rank.is_estimated for _, rank in rows):
+        yield _line(" ~ estimated: collectives counted, each with its time at the start, without waits", _DIM)
+    if len(rows) > _MAX_RANKS:
+        yield _line(f" and {len(rows) - _MAX_RANKS} more", _DIM)
 
 
 def _queues(queues: Sequence[QueueRow], width: int) -> Iterator[RenderableType]:
@@ -272,6 +305,10 @@ def _bar(replica: ReplicaRow) -> RenderableType:
 
 def _percent(share: Number) -> str:
     return "-" if share is None else f"{share:.0%}"
+
+
+def _communication(rank: RankFigures) -> str:
+    return f"~{_percent(rank.communication)}" if rank.is_estimated else _percent(rank.communication)
 
 
 def _fit(name: str, width: int) -> str:

@@ -95,4 +95,5 @@ SGLANG = Dialect(
         "--enable-memory-saver and --enable-weights-cpu-backup",
     ),
     has_kv_events=True,
+    handover="room",
 )

@@ -60,4 +60,5 @@ VLLM = Dialect(
         "/sleep?level=1&mode=wait", "/wake_up", "--enable-sleep-mode and VLLM_SERVER_DEV_MODE=1", "/is_sleeping"
     ),
     has_kv_events=True,
+    handover="params",
 )

@@ -175,9 +175,8 @@ class KubernetesDriver:
             self._deadlines.pop(uid, None)
             return None
         deadline = self._deadlines[uid] = min(self._deadlines.get(uid, math.inf), now + seconds)
-        return min(
-            seconds, max(0.0, deadline - now)
-        )  # never more than the sign says: a sum of floats may be rounded up
+        left_s = max(0.0, deadline - now)
+        return min(seconds, left_s)  # a sum of floats may be rounded up
 
     async def _delete(self, path: str, grace_s: int) -> bool:
         """Whether there was something to delete."""

@@ -1,4 +1,5 @@
-"""Replicas on Ray: each is a detached actor in a placement group of its own, which starts the engine's process.
+"""Replicas on Ray: each is a detached actor in a placement group of its own, which starts the engine's process. A
+replica over several nodes has an actor on each, and is started, listed, stopped and lost as one.
 
 A placement group is a replica's record: its name says what the replica is, and it stays until the replica is stopped,
 whatever becomes of the actor. So the next controller finds everything by names.
@@ -17,8 +18,9 @@ import msgspec
 
 from penstock.core.errors import CapacityRefused
 from penstock.fleet.drivers.driver import DriverReplica, ReplicaSpec
+from penstock.fleet.drivers.ray_bundles import Bundle, bundles_for, rank_map, told_nodes
 from penstock.fleet.drivers.ray_cluster import EngineOrder, GroupView, RayCluster
-from penstock.fleet.drivers.ray_fit import explain_lack, shown
+from penstock.fleet.drivers.ray_fit import explain_lack, shown_all
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.settings import FleetSettings
@@ -26,7 +28,6 @@ from penstock.fleet.settings import FleetSettings
 PREFIX = "penstock/"  # of the names of all fleets' placement groups
 _UNFINISHED_S = 60.0  # a start that nobody goes on with for so long has failed
 _UNKNOWN_DRAIN_S = 60.0  # where a node drains and nobody said until when
-_PLACE = 0.001  # of a resource that marks a place: many replicas share it
 
 
 class RayDriver:
@@ -51,15 +52,15 @@ class RayDriver:
 
     async def start(self, spec: ReplicaSpec) -> None:
         settings = self._settings_of(spec.pool)
-        name, bundle = self._name(spec), bundle_of(spec, settings)
-        order = EngineOrder(_config(spec, int(bundle.get("CPU", 0))), self._secret, settings.runtime_env)
+        name, bundles = self._name(spec), await self._bundles(spec, settings)
+        order = EngineOrder(_config(spec, bundles), self._secret, settings.runtime_env)
         self._starting.add(name)
         try:
-            if not await self._cluster.create_group(name, bundle, settings.place_timeout_s):
+            if not await self._cluster.create_group(name, bundles, settings.place_timeout_s):
                 await self._cluster.remove_group(name)
-                why = explain_lack(bundle, await self._cluster.nodes())
-                raise CapacityRefused(f"Ray has no node with room for {shown(bundle)}: {why}")
-            await self._cluster.start_engine(name, bundle, order)
+                why = explain_lack(bundles, await self._cluster.nodes())
+                raise CapacityRefused(f"Ray has no node with room for {shown_all(bundles)}: {why}")
+            await self._cluster.start_engine(name, bundles, order)
         finally:
             self._starting.discard(name)
 
@@ -75,13 +76,17 @@ class RayDriver:
         self._unfinished = {name: self._unfinished.get(name, now) for name in idle}
         deadlines = {node: at - now if at else _UNKNOWN_DRAIN_S for node, at in view.draining.items()}
         return [
-            self._replica(group, deadlines.get(group.node))
+            self._replica(group, min((deadlines[node] for node in group.nodes if node in deadlines), default=None))
             for group in view.groups
             if now - self._unfinished.get(group.name, -_UNFINISHED_S) >= _UNFINISHED_S
         ]
 
     async def close(self) -> None:
         await self._cluster.close()
+
+    async def _bundles(self, spec: ReplicaSpec, settings: RaySettings) -> Sequence[Bundle]:
+        is_open = spec.gpus > 1 and told_nodes(spec.settings.engine, settings) is None
+        return bundles_for(spec, settings, await self._cluster.nodes() if is_open else ())
 
     def _replica(self, group: GroupView, deadline_s: float | None) -> DriverReplica:
         named, _, described = group.name.removeprefix(self._prefix).partition("?")
@@ -113,22 +118,11 @@ def fleet_of(name: str) -> str:
     return unquote(name.removeprefix(PREFIX).partition("/")[0])
 
 
-def bundle_of(spec: ReplicaSpec, settings: RaySettings) -> dict[str, float]:
-    """Resources of one replica, all on one node."""
-    cpus = settings.cpus
-    if cpus is None:
-        cpus = 1.0 if spec.gpus else float(spec.settings.engine.threads or 1)
-    bundle = {"CPU": cpus, "GPU": float(spec.gpus), **settings.resources}
-    if spec.zone:
-        bundle[f"{settings.zone_prefix}{spec.zone}"] = _PLACE
-    if settings.capacity_prefix:
-        bundle[f"{settings.capacity_prefix}{spec.capacity_type}"] = _PLACE
-    return {key: value for key, value in bundle.items() if value}
-
-
-def _config(spec: ReplicaSpec, num_cpus: int) -> str:
-    """Settings of the replica. An engine on CPUs has as many threads as it reserves, unless the pool says how many."""
+def _config(spec: ReplicaSpec, bundles: Sequence[Bundle]) -> str:
+    """Settings of the replica. Ranks on CPUs have as many threads as are reserved for them, unless the pool says how
+    many."""
     engine, server = spec.settings.engine, replace(spec.settings.server, gateway_secret=None)
     if engine.threads is None and not spec.gpus:
-        engine = replace(engine, threads=max(1, num_cpus))
+        num_cpus, num_ranks = int(bundles[0].get("CPU", 0)), rank_map(engine, len(bundles)).sizes[0]
+        engine = replace(engine, threads=max(1, num_cpus // num_ranks))
     return msgspec.json.encode(asdict(replace(spec.settings, engine=engine, server=server))).decode()

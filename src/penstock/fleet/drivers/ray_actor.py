@@ -11,12 +11,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import TypedDict
 
 from penstock.api.relay import SECRET_VARIABLE
 
@@ -24,6 +26,14 @@ _LOOK_S = 0.5
 _BEGIN_S = 120.0  # an actor that is told nothing for so long was left by a controller that died
 _AGAIN_S = 5.0  # for an engine that was told twice to end
 _TAIL_BYTES = 2000
+
+
+class NodePlace(TypedDict):
+    """One node of an engine over several."""
+
+    count: int
+    rank: int
+    first: str  # address of the first, as the actor there said (`reserve`)
 
 
 class ReplicaActor:
@@ -39,14 +49,25 @@ class ReplicaActor:
         self._told, self._begun = threading.Event(), threading.Lock()
         self._engine: subprocess.Popen[bytes] | None = None
         self._lease = -1
+        self._reserved: socket.socket | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def begin(self, config: str, secret: str) -> None:
-        """Starts the engine, unless that was done before. The secret is an argument here and not of the constructor:
-        Ray keeps those of constructors, also on disk."""
+    def reserve(self) -> str:
+        """An address of this node at which its engine can meet those of others: the port stays its own."""
+        with self._begun:
+            if self._reserved is None:
+                self._reserved = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+                self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the engine binds it, too
+                self._reserved.bind((self._host, 0))
+            port = self._reserved.getsockname()[1]
+            return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+
+    def begin(self, config: str, secret: str, place: NodePlace | None = None) -> None:
+        """Starts the engine, unless that was done before: all of it, or its part on this node. The secret is an
+        argument here and not of the constructor: Ray keeps those of constructors, also on disk."""
         with self._begun:
             if self._engine is None:
-                self._engine = self._start(config, secret)
+                self._engine = self._start(config, secret, place)
                 self._told.set()
 
     def status(self) -> dict[str, str | bool]:
@@ -67,12 +88,15 @@ class ReplicaActor:
             engine.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start(self, config: str, secret: str) -> subprocess.Popen[bytes]:
+    def _start(self, config: str, secret: str, place: NodePlace | None) -> subprocess.Popen[bytes]:
         path = self._directory / "config.json"
         path.write_text(config)  # the directory is this user's alone
         held, self._lease = os.pipe()
         arguments = ["engine", "--config", str(path), "--address-file", str(self._directory / "address.json")]
         arguments += ["--host", self._host, "--port", "0", "--lease-fd", str(held), "--log-level", "warning"]
+        if place is not None:
+            arguments += ["--nnodes", str(place["count"]), "--node-rank", str(place["rank"])]
+            arguments += ["--master-addr", place["first"], "--node-host", self._host]
         with open(self._log_path, "ab", opener=_private) as log:
             engine = subprocess.Popen(
                 [sys.executable, "-m", "penstock.cli.main", *arguments],

@@ -29,7 +29,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 import ray
 from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
-from penstock.fleet.drivers.ray_cluster import ActorView, ClusterView, EngineOrder, GroupView, NodeReport, NodeView
+from penstock.fleet.drivers.ray_cluster import (
+    ActorView,
+    ClusterView,
+    EngineOrder,
+    GroupView,
+    NodeReport,
+    NodeView,
+    as_one,
+)
 
 _STATUS_S = 2.0  # for actors to answer; one that is late is taken as it was
 _STOP_S = 15.0  # beyond the grace: for a node that does not answer
@@ -68,24 +76,41 @@ class Bridge:
         self._asked: dict[str, Any] = {}  # references to answers of actors that are late
         self._views: dict[str, ActorView] = {}  # as last seen
 
-    def create_group(self, *, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
+    def create_group(self, *, name: str, bundles: Sequence[Mapping[str, float]], wait_s: float) -> bool:
         group = _find_group(name)
         if group is None:
-            group = ray.util.placement_group([dict(bundle)], strategy="STRICT_PACK", name=name, lifetime="detached")
+            strategy = "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD"
+            wanted = [dict(bundle) for bundle in bundles]
+            group = ray.util.placement_group(wanted, strategy=strategy, name=name, lifetime="detached")
         return bool(group.wait(wait_s))
 
     def remove_group(self, *, name: str) -> None:
         if (group := _find_group(name)) is not None:
             remove_placement_group(group)
 
-    def start_engine(self, *, name: str, bundle: Mapping[str, float], order: Mapping[str, Any]) -> None:
+    def start_engine(self, *, name: str, bundles: Sequence[Mapping[str, float]], order: Mapping[str, Any]) -> None:
         told = msgspec.convert(order, EngineOrder)
         group = _find_group(name)
         if group is None:
             raise ValueError(f"there is no placement group {name}")
+        actors = [self._make_actor(group, name, node, bundle, told) for node, bundle in enumerate(bundles)]
+        places: list[dict[str, Any] | None] = [None]
+        if len(actors) > 1:
+            first = ray.get(actors[0].reserve.remote(), timeout=_BEGIN_S)
+            places = [{"count": len(actors), "rank": node, "first": first} for node in range(len(actors))]
+        begun = [
+            actor.begin.remote(told.config, told.secret, place) for actor, place in zip(actors, places, strict=True)
+        ]
+        ray.get(begun, timeout=_BEGIN_S)
+
+    def _make_actor(
+        self, group: PlacementGroup, name: str, node: int, bundle: Mapping[str, float], told: EngineOrder
+    ) -> Any:
+        """The actor on one of a group's nodes, unless it is there."""
         resources = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU")}
-        actor = self._actor.options(
-            name=name,
+        log_name = name.partition("?")[0].replace("/", "-")
+        return self._actor.options(
+            name=_actor_name(name, node),
             lifetime="detached",
             get_if_exists=True,
             max_restarts=0,
@@ -94,25 +119,32 @@ class Bridge:
             num_gpus=bundle.get("GPU", 0),
             resources=resources or None,
             runtime_env=dict(told.runtime_env) or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-        ).remote(name.partition("?")[0].replace("/", "-"))
-        ray.get(actor.begin.remote(told.config, told.secret), timeout=_BEGIN_S)
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
+        ).remote(f"{log_name}-node{node}" if node else log_name)
 
     def stop_engine(self, *, name: str, grace_s: float) -> None:
-        with contextlib.suppress(ValueError, RayActorError):
-            actor = ray.get_actor(name)
-            ray.wait([actor.stop.remote(grace_s)], timeout=grace_s + _STOP_S)
+        """All nodes are told at once: those behind the first wait for it."""
+        asked = []
+        for actor in next((_actor_names(one) for one in self._groups() if one.name == name), [name]):
+            with contextlib.suppress(ValueError, RayActorError):
+                asked.append(ray.get_actor(actor).stop.remote(grace_s))
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=grace_s + _STOP_S)
 
     def view(self, *, prefix: str) -> ClusterView:
-        placed = {one.name: one.bundles[0].node_id.hex() for one in self._groups() if one.name.startswith(prefix)}
-        living = set(ray.util.list_named_actors()) & set(placed)
+        found = [one for one in self._groups() if one.name.startswith(prefix)]
+        actors = {actor for one in found for actor in _actor_names(one)}
+        living = set(ray.util.list_named_actors()) & actors
         with self._lock:
             self._ask(living)
-            for gone in [name for name in self._views if name.startswith(prefix) and name not in placed]:
+            for gone in [name for name in self._views if name.startswith(prefix) and name not in actors]:
                 del self._views[gone]
                 self._asked.pop(gone, None)
-            self._views |= {name: self._look(name, is_living=name in living) for name in placed}
-            groups = [GroupView(name, node, self._views[name]) for name, node in placed.items()]
+            self._views |= {name: self._look(name, is_living=name in living) for name in actors}
+            groups = [
+                GroupView(one.name, _nodes(one), as_one([self._views[actor] for actor in _actor_names(one)]))
+                for one in found
+            ]
         draining = {node: deadline_ms / 1000 for node, deadline_ms in state.get_draining_nodes().items()}
         return ClusterView(groups, draining)
 
@@ -233,6 +265,20 @@ def _death_cause(name: str) -> str:
         if one["Name"] == name:
             return str(one["DeathCause"].actor_died_error_context.error_message) or "Ray ended its actor"
     return ""
+
+
+def _actor_name(group: str, node: int) -> str:
+    return f"{group}#{node}" if node else group
+
+
+def _actor_names(group: PlacementGroupTableData) -> list[str]:
+    return [_actor_name(group.name, node) for node in range(len(group.bundles))]
+
+
+def _nodes(group: PlacementGroupTableData) -> list[str]:
+    """None while one of its bundles has no node."""
+    found = [bundle.node_id.hex() for bundle in group.bundles]
+    return found if all(found) else []
 
 
 def _find_group(name: str) -> PlacementGroup | None:

@@ -1,4 +1,5 @@
-"""The calls of Ray that the driver makes, as a protocol: placement groups, one actor in each, and a view of both.
+"""The calls of Ray that the driver makes, as a protocol: placement groups, an actor for each of their nodes, and a view
+of both.
 
 `ray_process.RayProcess` makes them for real; tests have a fake that keeps the same contract.
 """
@@ -26,11 +27,19 @@ class ActorView(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """A placement group and the actor in it."""
+    """A placement group and what is in it: one actor, or one on each of its nodes, seen as one."""
 
     name: str
-    node: str = ""  # empty: it waits for room
+    nodes: Sequence[str] = ()  # the first node's first; empty: it waits for room
     actor: ActorView = ActorView()
+
+
+def as_one(actors: Sequence[ActorView]) -> ActorView:
+    """The actors of a group: they have begun when all have, and the first that fails is the failure of all."""
+    if len(actors) == 1:
+        return actors[0]
+    failure = next((f"node {node}: {one.failure}" for node, one in enumerate(actors) if one.failure), "")
+    return ActorView(bool(failure) or all(one.is_begun for one in actors), actors[0].url, failure)
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -73,19 +82,22 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class RayCluster(Protocol):
-    """Every call raises OrchestratorError where Ray refuses or does not answer. Group and actor have the same name."""
+    """Every call raises OrchestratorError where Ray refuses or does not answer. A group and its first actor have the
+    same name."""
 
-    async def create_group(self, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
-        """Reserves resources on one node, unless that was done before. False: there was no room for so long."""
+    async def create_group(self, name: str, bundles: Sequence[Mapping[str, float]], wait_s: float) -> bool:
+        """Reserves each bundle on a node of its own, unless that was done before. False: there was no room for so
+        long."""
 
     async def remove_group(self, name: str) -> None:
-        """Frees the resources, and kills the actor that has them. One that is gone is no error."""
+        """Frees the resources, and kills the actors that have them. One that is gone is no error."""
 
-    async def start_engine(self, name: str, bundle: Mapping[str, float], order: EngineOrder) -> None:
-        """Creates the actor in its group unless it is there, and returns when it has begun to start its engine."""
+    async def start_engine(self, name: str, bundles: Sequence[Mapping[str, float]], order: EngineOrder) -> None:
+        """Creates the actors in their group unless they are there, and returns when they have begun to start the
+        engine: of several nodes, each knows its number and where the first is."""
 
     async def stop_engine(self, name: str, grace_s: float) -> None:
-        """Returns when the engine has ended. One that is gone is no error."""
+        """Returns when the engine has ended, on all of its nodes. One that is gone is no error."""
 
     async def view(self, prefix: str) -> ClusterView:
         """The groups whose names begin so."""

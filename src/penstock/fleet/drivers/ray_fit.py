@@ -18,8 +18,45 @@ def shown(bundle: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in bundle.items())
 
 
-def explain_lack(bundle: Mapping[str, float], nodes: Sequence[NodeView]) -> str:
-    """Why a bundle has no place, and what would."""
+def have_room(bundles: Sequence[Mapping[str, float]], nodes: Sequence[NodeView]) -> bool:
+    """Whether there is a node for each bundle that has so much at all, in use or not."""
+    left = [node for node in nodes if node.is_usable]
+    for bundle in sorted(bundles, key=lambda one: -sum(one.values())):  # the largest has the least choice
+        found = next((node for node in left if fits(bundle, node)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def shown_all(bundles: Sequence[Mapping[str, float]]) -> str:
+    """Bundles of a replica, in words."""
+    if len(bundles) == 1:
+        return shown(bundles[0])
+    if all(bundle == bundles[0] for bundle in bundles):
+        return f"{shown(bundles[0])} on each of {len(bundles)} nodes"
+    return "; ".join(f"{shown(bundle)} on node {node}" for node, bundle in enumerate(bundles))
+
+
+def explain_lack(bundles: Sequence[Mapping[str, float]], nodes: Sequence[NodeView]) -> str:
+    """Why a replica has no place, and what would."""
+    if len(bundles) == 1:
+        return _explain_one(bundles[0], nodes)
+    if have_room(bundles, nodes):
+        return "the nodes that have so much are full"
+    usable = [node for node in nodes if node.is_usable]
+    for bundle in bundles:
+        if usable and not (fitting := [node for node in usable if fits(bundle, node)]):
+            return f"no node has {shown(bundle)}: more `nodes` need less of each, or add nodes with so much"
+        if usable and len(fitting) < len(bundles):
+            have = "1 node has" if len(fitting) == 1 else f"{len(fitting)} nodes have"
+            return (
+                f"a replica is on {len(bundles)} nodes, and {have} {shown(bundle)}: add {len(bundles) - len(fitting)}"
+            )
+    return "no node is alive and takes new work"
+
+
+def _explain_one(bundle: Mapping[str, float], nodes: Sequence[NodeView]) -> str:
     usable = [node for node in nodes if node.is_usable]
     if not usable:
         return "no node is alive and takes new work"

@@ -91,15 +91,16 @@ class RayProcess:
         self._bridge: _Bridge | None = None
         self._opening = asyncio.Lock()
 
-    async def create_group(self, name: str, bundle: Mapping[str, float], wait_s: float) -> bool:
-        arguments = {"name": name, "bundle": bundle, "wait_s": wait_s}
+    async def create_group(self, name: str, bundles: Sequence[Mapping[str, float]], wait_s: float) -> bool:
+        arguments = {"name": name, "bundles": bundles, "wait_s": wait_s}
         return bool(await self._call("create_group", arguments, wait_s + _CALL_S))
 
     async def remove_group(self, name: str) -> None:
         await self._call("remove_group", {"name": name}, _CALL_S)
 
-    async def start_engine(self, name: str, bundle: Mapping[str, float], order: EngineOrder) -> None:
-        await self._call("start_engine", {"name": name, "bundle": bundle, "order": order}, _START_S)
+    async def start_engine(self, name: str, bundles: Sequence[Mapping[str, float]], order: EngineOrder) -> None:
+        arguments = {"name": name, "bundles": bundles, "order": order}
+        await self._call("start_engine", arguments, _START_S + (len(bundles) - 1) * _CALL_S)
 
     async def stop_engine(self, name: str, grace_s: float) -> None:
         await self._call("stop_engine", {"name": name, "grace_s": grace_s}, grace_s + 2 * _CALL_S)

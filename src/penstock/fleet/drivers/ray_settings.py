@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from penstock.core.config import build
 from penstock.core.errors import ConfigError
-from penstock.core.settings import setting
+from penstock.core.settings import Count, setting
 from penstock.core.slo import Seconds
 
 
@@ -18,10 +18,15 @@ class RaySettings:
     """Every actor of the fleet; a pool may have some of them otherwise."""
 
     namespace: str = setting("penstock", "of the actors and placement groups")
-    cpus: Annotated[float, Meta(ge=0)] | None = setting(
-        None, "that each replica reserves; auto: as many as its threads, or 1 beside GPUs"
+    nodes: Count | None = setting(
+        None,
+        "nodes of one replica; auto: `nnodes` of its engine, else as few as have its GPUs, if tp and pp can be spread",
     )
-    resources: dict[str, float] = setting({}, "that each replica reserves besides, as in accelerator_type:H100: 0.001")
+    cpus: Annotated[float, Meta(ge=0)] | None = setting(
+        None,
+        "that each replica reserves, on each of its nodes; auto: as many as the threads of its ranks, or 1 beside GPUs",
+    )
+    resources: dict[str, float] = setting({}, "that it reserves there besides, as in accelerator_type:H100: 0.001")
     zone_prefix: str = setting("zone:", "a node in zone a has the resource zone:a; replicas of that zone need it")
     capacity_prefix: str = setting(
         "", "the same for resources that mark nodes as spot or on_demand; none: any node will do for both"

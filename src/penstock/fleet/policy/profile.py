@@ -17,7 +17,7 @@ from msgspec import Struct
 from penstock.capacity.demand import Demand as LengthSample
 from penstock.capacity.demand import Target
 from penstock.capacity.steady import Engine, Limits
-from penstock.capacity.step_cost import StepCost
+from penstock.capacity.step_times import StepTimes
 from penstock.core.slo import Slo
 
 MAX_SLOWDOWN, MAX_SPEEDUP = 1.5, 1.1  # what was measured moves the profile no further
@@ -54,7 +54,7 @@ class ReplicaCosts(Struct, frozen=True, omit_defaults=True):
     chunk_tokens: int = 8192
 
     @classmethod
-    def from_step_cost(cls, cost: StepCost, limits: Limits) -> Self:
+    def from_step_cost(cls, cost: StepTimes, limits: Limits) -> Self:
         return cls(
             fixed_s=cost.fixed_s,
             read_s=cost.read_s,

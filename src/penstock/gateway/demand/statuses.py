@@ -38,9 +38,9 @@ class PoolStatuses:
         self._heard: dict[str, _Heard] = {}
 
     def apply(self, statuses: Mapping[str, PoolStatus]) -> None:
-        """All there are, by pool."""
+        """All there are, by pool. One that serves another pool's model beside it has no requests of its own."""
         now, pools = self._now(), set(self._heard)
-        self._heard = {pool: self._hear(status, now) for pool, status in statuses.items()}
+        self._heard = {pool: self._hear(status, now) for pool, status in statuses.items() if not status.serves}
         self._admission.expect({pool: _expected(one) for pool, one in self._heard.items()}, now)
         if self._queue:
             self._queue.decide()

@@ -112,7 +112,9 @@ class EndpointPicker(Gateway):
         if not isinstance(exchange, PickExchange):  # the console's playground has no Envoy: it is proxied
             super().begin(sized)
             return
-        request = msgspec.structs.replace(sized.request, allowed=self.endpoints.allowed(exchange.subset))
+        # Envoy sends it: nobody tells its replica where KV blocks can be pulled from.
+        allowed = self.endpoints.allowed(exchange.subset)
+        request = msgspec.structs.replace(sized.request, allowed=allowed, can_pull=False)
         sized, most = sized._replace(request=request), self.picking.max_fallbacks
         PickedRequest(self._picked, self.endpoints, most, exchange, sized).begin()
 

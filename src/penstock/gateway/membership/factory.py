@@ -38,6 +38,7 @@ class ReplicaFactory:
         check_dialect(pool.dialect)
         if pool.kv_events is not None and pool.dialect != "auto" and not DIALECTS[pool.dialect].has_kv_events:
             raise ConfigError(f"a server that speaks {pool.dialect} publishes no KV events", param="kv_events")
+        _check_role(pool)
         key, secret = from_environment(pool.key_env, "key_env"), from_environment(pool.secret_env, "secret_env")
         probe_every_s, tls = pool.probe_every_s, tls_of(name, pool)
         if probe_every_s is None and key is not None:
@@ -59,6 +60,9 @@ class ReplicaFactory:
             dialect="openai" if key and pool.dialect == "auto" else pool.dialect,  # a paid one is not asked around
             id=replica_id,
             zone=pool.zone,
+            role=pool.role,
+            bootstrap_port=pool.bootstrap_port,
+            kv_layout=pool.kv_layout,
         )
 
 
@@ -66,6 +70,24 @@ def check_dialect(name: str) -> None:
     """Raises ConfigError."""
     if name not in DIALECT_NAMES:
         raise ConfigError(f"'{name}' is no dialect: {', '.join(DIALECT_NAMES)}", param="dialect")
+
+
+def _check_role(pool: ModelSettings) -> None:
+    """Raises ConfigError. Of a server whose dialect is not known yet nothing can be said."""
+    if pool.role is None or pool.dialect == "auto":
+        return
+    able = [name for name, dialect in DIALECTS.items() if dialect.handover is not None]
+    handover = DIALECTS[pool.dialect].handover
+    if handover is None:
+        raise ConfigError(
+            f"servers that speak {pool.dialect} do not hand prompts over; those that do: {', '.join(able)}",
+            param="role",
+        )
+    if handover == "room" and pool.role == "both":
+        raise ConfigError(
+            f"a server of {pool.dialect} is started for prefill or for decode; one that is neither has no role",
+            param="role",
+        )
 
 
 def replicas_of(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
-from penstock.core.settings import setting
+from penstock.core.settings import Role, setting
 from penstock.gateway.membership.member import Member
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.http.clock import LOOP_CLOCK, TimerClock
@@ -36,6 +36,7 @@ class PodQuery:
     )
     scheme: Literal["http", "https"] | None = setting(None, "auto: by the port's name, else http")
     dialect: str | None = setting(None, "of these pods; auto: the model's `dialect`")
+    role: Role | None = setting(None, "of these pods; auto: the model's `role`")
 
     @staticmethod
     def parse(entry: Mapping[str, Any]) -> PodQuery:
@@ -68,7 +69,7 @@ class KubernetesSource:
         found = [(name, pool, PodQuery.parse(entry)) for name, pool in pools.items() for entry in pool.kubernetes]
         self._follow({query.place for _, _, query in found})
         for name, pool, query in found:
-            settings = replace(pool, dialect=query.dialect) if query.dialect is not None else pool
+            settings = replace(pool, dialect=query.dialect or pool.dialect, role=query.role or pool.role)
             for pod in self._watches[query.place].objects.values():
                 if (member := self._member(name, settings, query, pod)) is not None:
                     yield member

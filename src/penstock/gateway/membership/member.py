@@ -22,6 +22,9 @@ _OF_A_REPLICA = (
     "send_priority",
     "forward_fields",
     "stream_usage",
+    "role",
+    "bootstrap_port",
+    "kv_layout",
 )
 
 

@@ -136,7 +136,8 @@ class AnswerProber(Subscriber):
 
     def _is_usable(self, replica: Replica) -> bool:
         snapshot = replica.snapshot
-        return snapshot.state_at(self._clock.now()) in _USABLE and not snapshot.is_tripped
+        is_able = not (snapshot.is_tripped or snapshot.needs_peer)
+        return is_able and snapshot.state_at(self._clock.now()) in _USABLE
 
     async def _ask(self, replica: Replica, adapter: str) -> Said | _NotAsked | None:
         body = msgspec.json.encode(

@@ -10,6 +10,7 @@ from penstock.admission.admission import Admission
 from penstock.admission.settings import CLASS_NAMES
 from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.replicas.replica import Replica
+from penstock.gateway.tokens.request_size import Pool
 from penstock.observe.redaction import redact
 from penstock.router.routes import Route
 from penstock.router.rules import DEFAULT
@@ -38,7 +39,8 @@ class ReplicaView(Struct, frozen=True):
     heard_s_ago: float | None
     source: str  # that names it: file, store, dns
     is_draining: bool  # an operator said so; a replica may drain by itself too
-    is_kv_exact: bool  # the router knows every KV block of it from its events, and not only what it was sent
+    is_kv_exact: bool  # prompts are compared with every KV block of it, by its events, and not with what it was sent
+    role: str = "both"  # prefill: it computes prompts for others; decode: it answers, and computes none for others
 
 
 class QueueView(Struct, frozen=True):
@@ -66,9 +68,14 @@ class GatewayState(Struct, frozen=True):
     queues: list[QueueView]
 
 
-def state_of(replicas: Iterable[Replica], admission: Admission, now: float) -> GatewayState:
+def state_of(replicas: Iterable[Replica], pools: Mapping[str, Pool], admission: Admission, now: float) -> GatewayState:
+    """`pools`: their models' tokenizers, without which no prompt can be compared with the blocks of a replica."""
     index = admission.router.index
-    views = [_replica(replica, index.is_exact(replica.id), now) for replica in replicas]
+
+    def is_kv_exact(replica: Replica) -> bool:
+        return index.is_exact(replica.id) and pools[replica.model].tokens.prompt_tokenizer is not None
+
+    views = [_replica(replica, is_kv_exact(replica), now) for replica in replicas]
     models = sorted({view.model for view in views} | admission.waiting_models)
     return GatewayState(views, [_queue(admission, model, now) for model in models])
 
@@ -120,6 +127,7 @@ def _replica(replica: Replica, is_kv_exact: bool, now: float) -> ReplicaView:
         source=replica.source,
         is_draining=replica.is_draining,
         is_kv_exact=is_kv_exact,
+        role=seen.role,
     )
 
 

@@ -47,8 +47,8 @@ class Failover:
             near = near if ready - near else frozenset()
             apart = losses.apart(ready - near)
             if near or apart:
-                choice = self._reroute(request, avoid | near | apart, is_begun=journey.is_begun)
-        return choice or self._reroute(request, avoid, is_begun=journey.is_begun)
+                choice = self._reroute(request, avoid | near | apart, journey)
+        return choice or self._reroute(request, avoid, journey)
 
     def can_move(self, request: EdgeRequest, journey: Journey) -> bool:
         """Whether another replica could go on now with a stream that has begun."""
@@ -73,6 +73,8 @@ class Failover:
             avoid |= {replica.id for replica in replicas.values() if not replica.relays}
         return avoid | tries.losses.forbidden(replicas) if tries.losses.replicas else avoid
 
-    def _reroute(self, request: EdgeRequest, avoid: frozenset[str], *, is_begun: bool) -> Choice | None:
-        known_tokens, now = request.kv_tokens if is_begun else request.prompt_tokens, self._clock.now()
-        return self._admission.reroute(request.id, now, avoid, known_tokens, is_begun=is_begun)
+    def _reroute(self, request: EdgeRequest, avoid: frozenset[str], journey: Journey) -> Choice | None:
+        is_begun, now = journey.is_begun, self._clock.now()
+        known_tokens = request.kv_tokens if is_begun else request.prompt_tokens
+        origin = journey.legs[0].replica if journey.legs else ""
+        return self._admission.reroute(request.id, now, avoid, known_tokens, is_begun=is_begun, origin=origin)

@@ -20,6 +20,7 @@ from enum import Enum, StrEnum, auto
 import msgspec
 
 from penstock.core.errors import EngineFailed, EngineUnavailable, PenstockError
+from penstock.core.request import KvSource
 from penstock.gateway.records.facts import Ending, ending_of
 from penstock.health import quarantine
 from penstock.health.retries import RetryBudget, Tries
@@ -42,7 +43,7 @@ class State(Enum):
 
 
 class Role(StrEnum):
-    """A replica's part in an answer. When prefill and decode are apart, an attempt has a leg for each."""
+    """A replica's part in an answer: one answers, whoever has computed its prompt."""
 
     WHOLE = "whole"
 
@@ -50,6 +51,8 @@ class Role(StrEnum):
 class Leg(msgspec.Struct, frozen=True, gc=False):
     role: Role
     replica: str
+    source: KvSource | None = None  # another, that KV blocks of the prompt can be pulled from; it is no attempt
+    source_replica: str = ""  # the same by its id
 
 
 class Charge(Enum):
@@ -245,6 +248,17 @@ class Journey:
         answer = _declined_answer(status)
         return self._fall_back(failure, answer) if failure is not None else self._end(answer)
 
+    def source_failed(self, *, is_lost: bool) -> Actions:
+        """The replica that was to compute the prompt failed, and the one that answers can do nothing without: that may
+        be tried again, with another. `is_lost`: so was the first, with this request."""
+        if self.state is not State.SENT or self.is_begun:
+            return _NOTHING
+        self._declined, leg = None, self.legs[0]
+        self.tries.replicas.discard(leg.replica)
+        self.tries.replicas.add(leg.source_replica)
+        quarantined = self._quarantine(0, is_lost=is_lost, replica=leg.source_replica)
+        return quarantined or self._go_elsewhere(is_resumable=False)
+
     def replica_lost(self, *, num_tokens: int, is_resumable: bool) -> Actions:
         """It hangs, or is gone without its connection saying so."""
         if self.state is not State.SENT:
@@ -342,12 +356,12 @@ class Journey:
         self.state = State.FALLING_BACK
         return (FallBack(failure),)
 
-    def _quarantine(self, num_tokens: int, *, is_lost: bool) -> Actions:
+    def _quarantine(self, num_tokens: int, *, is_lost: bool, replica: str = "") -> Actions:
         """If a replica was lost with this request, and that is one too many, it ends here, and pays for what it used,
         or might have."""
         losses = self.tries.losses
         if is_lost:
-            losses.add(self.legs[-1].replica, num_tokens)
+            losses.add(replica or self.legs[-1].replica, num_tokens)
         if not (is_lost and losses.is_culprit):
             return _NOTHING
         error = quarantine.refusal()

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from penstock.admission.decision import Admit, Decision, Shed
+from penstock.core.request import KvSource
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.fallback import Chain, failure_of_shed
 from penstock.gateway.proxy.journey import Actions, Journey, Leg, Role
@@ -25,6 +26,14 @@ class SizedRequest(NamedTuple):
     body: bytes  # as its replicas are sent it
     quota: Quota | None  # of its tenant; None: no limits
     chain: Chain | None  # of models, where its route has fallbacks
+
+
+def leg_of(choice: Choice) -> Leg:
+    """The attempt that a choice leads to: the replica that answers, and where it may pull KV blocks from."""
+    assert choice.replica is not None
+    source = choice.source
+    pulls = KvSource(source.replica.kv_address, source.prefills) if source is not None else None
+    return Leg(Role.WHOLE, choice.replica.id, pulls, source.replica.id if source is not None else "")
 
 
 class JourneyShell(ABC):
@@ -48,7 +57,7 @@ class JourneyShell(ABC):
         if isinstance(decision, Admit):
             self._choice = decision.choice
             self._account.chose(self.request, decision.choice)
-            self._run(self._journey.admitted(Leg(Role.WHOLE, decision.replica_id)))
+            self._run(self._journey.admitted(leg_of(decision.choice)))
         elif isinstance(decision, Shed):
             error = refusals.shed(decision, self._size)
             self._run(self._journey.shed(failure_of_shed(decision.reason), error))

@@ -22,8 +22,8 @@ from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders
 from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.holding import HeldRequest, HoldingServices
-from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Role, State
-from penstock.gateway.proxy.journey_shell import JourneyShell, SizedRequest
+from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, State
+from penstock.gateway.proxy.journey_shell import JourneyShell, SizedRequest, leg_of
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.shadow import Shadows
 from penstock.gateway.proxy.upstream_request import UpstreamRequest, UpstreamServices
@@ -128,7 +128,7 @@ class ProxiedRequest(JourneyShell):
         else:
             self._choice = choice
             self._account.chose(self.request, choice)
-            self._run(self._journey.picked(Leg(Role.WHOLE, choice.replica.id)))
+            self._run(self._journey.picked(leg_of(choice)))
 
     def _send_later(self, action: on.SendLater) -> None:
         self._sink.watcher = self

@@ -11,7 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.api.decoding import explain
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
+from penstock.api.rerank import RERANK_PATHS, SCORE_PATHS
 from penstock.core.errors import InvalidRequest
 
 EXPECTED_OUTPUT = b"x-penstock-expected-output"
@@ -34,13 +36,16 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     user: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: msgspec.Raw = msgspec.Raw()  # may make a template say anything
+    reasoning_effort: msgspec.Raw = msgspec.Raw()  # likewise
+    output_config: msgspec.Raw = msgspec.Raw()  # likewise, of /v1/messages
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
     messages: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()  # of /v1/messages
     input: msgspec.Raw = msgspec.Raw()  # of /v1/embeddings: as a prompt
     query: msgspec.Raw = msgspec.Raw()  # of /v1/rerank
     documents: msgspec.Raw = msgspec.Raw()
-    text_1: msgspec.Raw = msgspec.Raw()  # of /v1/score
+    queries: msgspec.Raw = msgspec.Raw()  # of /v1/score, with documents
+    text_1: msgspec.Raw = msgspec.Raw()  # likewise, with text_2
     text_2: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
 
@@ -65,12 +70,13 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def paired_bytes(self) -> int:
-        """Of what each of these texts may be read together with."""
-        return len(bytes(self.query)) + len(bytes(self.text_1))
+        """Bytes of the text that each of these may be read together with."""
+        return sum(len(bytes(one)) for one in (self.query, self.queries, self.text_1))
 
     @property
     def has_template_arguments(self) -> bool:
-        return bytes(self.chat_template_kwargs) not in (b"", b"null")
+        given = (self.chat_template_kwargs, self.reasoning_effort, self.output_config)
+        return any(bytes(one) not in (b"", b"null") for one in given)
 
     @cached_property
     def session(self) -> str | None:
@@ -108,6 +114,10 @@ SURFACES = {
     )
 }
 
+# Other paths that clients know them by: replicas are asked at the first.
+for _first, *_others in (RERANK_PATHS, SCORE_PATHS):
+    SURFACES |= {other.encode(): SURFACES[_first.encode()] for other in _others}
+
 _decoder = msgspec.json.Decoder(RequestView)
 _metadata = msgspec.json.Decoder(_Metadata)
 _MAX_TEXTS = 2048  # in one request, as OpenAI has it
@@ -120,9 +130,7 @@ def read(body: bytes) -> RequestView:
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
-        text = str(error)
-        param = text.rpartition("$.")[2].rstrip("`") if "$." in text else None
-        raise InvalidRequest(text, param=param) from None
+        raise explain(error, RequestView) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 

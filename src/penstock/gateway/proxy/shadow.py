@@ -90,7 +90,7 @@ class Shadows:
             seen
             for seen in admission.replicas(pool)
             if seen.state_at(now) is ReplicaState.READY
-            and not (seen.is_tripped or seen.load.num_queued)
+            and not (seen.is_tripped or seen.load.num_queued or seen.role == "prefill" or seen.needs_peer)
             and 2 * seen.sequences < seen.max_sequences
             and 2 * seen.kv_used_tokens < seen.limits.kv_capacity_tokens
         ]

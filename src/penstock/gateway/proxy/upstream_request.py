@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from secrets import randbits
+from typing import Any, NamedTuple
 
 from penstock.admission.admission import Admission
 from penstock.api import server_timing
 from penstock.core.errors import EngineFailed, PenstockError
+from penstock.dialects.handover import ROOM_BITS, can_be_split
+from penstock.gateway.proxy import two_legs
 from penstock.gateway.proxy.failover import Failover
 from penstock.gateway.proxy.fallback import Chain, failure_of_answer
-from penstock.gateway.proxy.journey import Actions, Charge, Journey, Send
+from penstock.gateway.proxy.journey import Actions, Charge, Journey, Leg, Send
 from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_lost, is_replicas_fault
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.proxy.transcript import Transcript
@@ -24,6 +27,9 @@ from penstock.gateway.proxy.whole_answer import WholeAnswer
 from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.token_usage import TokenUsage
+from penstock.gateway.records.trace import Visit
+from penstock.gateway.replicas.dialect_upstream import PreparedRequest
+from penstock.gateway.replicas.replica import Replica, kv_source_header
 from penstock.gateway.replicas.replica_set import ReplicaSet
 from penstock.gateway.replicas.snapshots import Snapshots
 from penstock.gateway.tokens.request_size import Size
@@ -31,6 +37,7 @@ from penstock.http.clock import TimerClock
 from penstock.http.exchange import Sink
 from penstock.http.forward import End, Forwarding, Outcome, forward
 from penstock.http.message import ResponseHead
+from penstock.http.upstream import Upstream
 from penstock.router.request import EdgeRequest
 from penstock.tenancy.keys import KeyRing
 
@@ -51,6 +58,27 @@ class UpstreamServices:
     keys: KeyRing
     failover: Failover
     recorder: GatewayRecorder
+
+
+class _Shared(NamedTuple):
+    way: Upstream
+    header: bytes
+
+
+class _PrefillRecord(NamedTuple):
+    """Facts of a prefill for another replica, for the records."""
+
+    services: UpstreamServices
+    model: str
+    began: float
+    visit: Visit | None
+
+    def end(self, replica: Replica, outcome: two_legs.Outcome, said: str) -> None:
+        now = self.services.clock.now()
+        self.services.recorder.prefilled(self.model, replica.id, outcome, said, now - self.began)
+        if self.visit is not None:
+            self.visit.left_at, self.visit.outcome = self.visit.left_at or now, outcome
+            self.visit.has_failed = outcome is not two_legs.Outcome.HANDED_OVER
 
 
 class UpstreamRequest:
@@ -117,6 +145,8 @@ class UpstreamRequest:
             self._fail(has_lost=False)
             return
         tenant, target = self._routed.caller.tenant, self._routed.surface.path
+        leg = action.legs[0]
+        pulls = kv_source_header(leg.source) if replica.relays else b""
         letter = transcript.rest_letter(replica) if action.is_rest else transcript.letter(replica)
         if letter is None:
             self._run(self._journey.refused(EngineFailed("nobody can know what is left of the answer")))
@@ -126,13 +156,15 @@ class UpstreamRequest:
             self.sink = WholeAnswer(self.sink)
         try:
             way = replica.way(tenant, target, body, request.adapter)
+            shared = self._shared(leg, replica, way, body) if replica.handover is not None else None
         except PenstockError as error:  # such a server must not be sent it, which says nothing about the replica
             self._run(self._journey.refused(error))
             return
+        if shared is None and replica.snapshot.needs_peer:  # who was to compute its prompt was removed, or is none
+            self._run(self._journey.source_failed(is_lost=False))
+            return
         now = services.clock.now()
-        # Failures have a source, for the breaker: the tenant; before there are tenants, the request itself.
-        source = tenant.id if services.keys.has_had_tenants else str(request.fingerprint)
-        self._attempt = ReplicaAttempt(replica, self, now, source)
+        self._attempt = ReplicaAttempt(replica, self, now, self._source_of_failures())
         trace = self._account.timeline.sent(replica.id, now)
         self._tokens_before = transcript.num_tokens if action.is_rest else 0
         if action.is_rest:
@@ -141,9 +173,9 @@ class UpstreamRequest:
             self._account.follow(transcript.record, request)
         self._forwarding = forward(
             self.sink,
-            way,
+            way if shared is None else shared.way,
             target=target,
-            headers=replica.headers_for(tenant, relayed=relayed) + trace,
+            headers=replica.headers_for(tenant, relayed=relayed + pulls) + (shared.header if shared else b"") + trace,
             body=body,
             done=self._done,
             extra_headers=answer_headers,
@@ -152,6 +184,45 @@ class UpstreamRequest:
             tap=transcript.tap,
             is_whole=transcript.is_whole,
         )
+
+    def _shared(self, leg: Leg, replica: Replica, way: Upstream, body: bytes) -> _Shared | None:
+        """The way by another replica that computes the prompt; None: there is none. Raises if `replica` needs one, and
+        such a request has none."""
+        services, request, target = self._services, self._request, self._routed.surface.path
+        prefill, handover = services.replicas.get(leg.source_replica), replica.handover
+        if prefill is None or handover is None or prefill.handover != handover:
+            return None
+        assert isinstance(way, PreparedRequest)
+        if not can_be_split(handover, target, way.body):
+            two_legs.check_alone(replica)
+            services.recorder.prefilled(request.model, prefill.id, two_legs.Outcome.NOT_SHARED, "")
+            return None
+        other = prefill.way(self._routed.caller.tenant, target, body, request.adapter)
+        assert isinstance(other, PreparedRequest)
+        header = b"x-request-id: %b-%08x\r\n" % (request.id.encode(), randbits(32))  # of this attempt, at both
+        first, now = handover == "params", services.clock.now()
+        trace, visit = self._account.timeline.sent_to_prefill(prefill.id, now)
+        prefill_leg = two_legs.PrefillLeg(
+            prefill,
+            other,
+            prefill.headers + header + trace,
+            source=self._source_of_failures(),
+            told=_PrefillRecord(services, request.model, now, visit).end,
+            changed=services.replicas.changed,
+            patience_s=two_legs.patience_s(prefill, request.prompt_tokens) if first else None,
+        )
+        if first:
+            return _Shared(two_legs.PrefillFirst(prefill_leg, way), header)
+        return _Shared(two_legs.PrefillBeside(prefill_leg, way, randbits(ROOM_BITS), self._peer_failed), header)
+
+    def _peer_failed(self, is_lost: bool) -> None:
+        if self.stop(is_blamed=None):
+            self._run(self._journey.source_failed(is_lost=is_lost))
+
+    def _source_of_failures(self) -> str:
+        """Failures have a source, for the breaker: the tenant; before there are tenants, the request itself."""
+        services = self._services
+        return self._routed.caller.tenant.id if services.keys.has_had_tenants else str(self._request.fingerprint)
 
     def stop(self, is_blamed: bool | None) -> bool:
         """Gives up the replica that has it. Returns whether there was one."""
@@ -177,7 +248,8 @@ class UpstreamRequest:
         if usage is None:
             services.recorder.usage_missing(self._request.model, replica_id)
             return transcript.guess_whole()
-        if self.is_stream and (replica := services.replicas.get(replica_id)) is not None:
+        is_own_speed = self.is_stream and self._journey.legs[0].source is None
+        if is_own_speed and (replica := services.replicas.get(replica_id)) is not None:
             services.snapshots.answered(replica, usage, outcome)
         return usage
 

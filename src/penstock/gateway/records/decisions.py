@@ -111,6 +111,10 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
     route: str = ""  # the model that was asked for; `model` is the pool that this led to
     version: str = ""  # of a model that has several
     rule: str = ""  # that fired, and where it leads, if the model is chosen by rules: as in x-penstock-rule
+    source: str = ""  # the replica that KV blocks of the prompt are pulled from
+    why: str = ""  # a `SourceReason`, or why there is no source; empty: its replica could not pull any
+    pulled_tokens: int = 0
+    gain_s: float = 0.0  # that the source was expected to save
 
     def request(self) -> EdgeRequest:
         """As a policy would be shown it; a session goes by its number."""
@@ -190,7 +194,14 @@ def decided(
         route,
         version,
         rule,
+        *_second_leg(choice),
     )
+
+
+def _second_leg(choice: Choice) -> tuple[str, str, int, float]:
+    if (source := choice.source) is None:
+        return "", choice.alone or "", 0, 0.0
+    return source.replica.id, source.reason, source.pulled_tokens, source.gain_s
 
 
 def ended(facts: RequestFacts) -> Ended:

@@ -89,6 +89,10 @@ class GatewayRecorder:
         self._ended: dict[tuple[str, str, str, str], Counter] = {}
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Used] = {}
+        self._prefillers_answer: set[str] = (
+            set()
+        )  # models whose replicas with the role prefill answer, for want of others
+        self._handover_complaints: dict[str, str] = {}  # by replica
         self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
         self.rules = RuleTally(self._registry)
         self.shadows = ShadowTally(self._registry)
@@ -136,8 +140,36 @@ class GatewayRecorder:
             self._decisions.decided(
                 request, choice, now, route=routed.asked_for, version=version, rule=str(routed.ruling or "")
             )
+        self._count_legs(request.model, choice)
         for listener in self.listeners:
             listener.chose(request, choice)
+
+    def _count_legs(self, model: str, choice: Choice) -> None:
+        if choice.source is not None:
+            self._registry.count(catalog.KV_SOURCES, model, choice.source.reason).value += 1
+        elif choice.alone is not None:
+            self._registry.count(catalog.KV_ALONE, model, choice.alone).value += 1
+        if choice.replica is not None and choice.replica.role == "prefill":
+            self._registry.count(catalog.PREFILL_ANSWERS, model).value += 1
+            if model not in self._prefillers_answer:
+                self._prefillers_answer.add(model)
+                log.warning(
+                    "no replica of %s can answer but those with the role prefill: they do, until one can", model
+                )
+        elif model in self._prefillers_answer:
+            self._prefillers_answer.discard(model)
+            log.warning("a replica of %s with another role than prefill answers again", model)
+
+    def prefilled(self, model: str, replica: str, outcome: str, said: str, seconds: float = 0.0) -> None:
+        """A server that is not penstock's was to compute a prompt for another. It is complained of once, for each new
+        reason, until it does so again."""
+        self._registry.count(catalog.HANDOVERS, model, outcome).value += 1
+        if outcome == "handed_over":
+            self._registry.spread(catalog.HANDOVER_TIME, model).observe(seconds)
+            self._handover_complaints.pop(replica, None)
+        elif outcome != "not_shared" and self._handover_complaints.get(replica) != outcome:
+            self._handover_complaints[replica] = outcome
+            log.warning("%s hands no prompts of %s over: %s: %s", redact(replica), model, outcome, redact(said))
 
     def shadowed(
         self,

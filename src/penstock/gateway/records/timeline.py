@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.token_usage import TokenUsage
-from penstock.gateway.records.trace import PassedOn, Trace
+from penstock.gateway.records.trace import PassedOn, Trace, Visit
 
 
 class RequestTimeline:
@@ -28,6 +28,10 @@ class RequestTimeline:
         self._sent_to = replica_id
         self._num_sent += 1
         return self.trace.sent(replica_id, now) if self.trace is not None else b""
+
+    def sent_to_prefill(self, replica_id: str, now: float) -> tuple[bytes, Visit | None]:
+        """The same for a server that computes the prompt for another; None: there are no spans."""
+        return self.trace.sent_to_prefill(replica_id, now) if self.trace is not None else (b"", None)
 
     def answered(self, now: float, parts: bytes) -> None:
         if self._first_at is None:

@@ -9,7 +9,7 @@ from penstock.router.router import Choice
 class Visit:
     """At a replica. Times are the gateway's."""
 
-    __slots__ = ("has_failed", "left_at", "replica", "sent_at", "span_id")
+    __slots__ = ("has_failed", "left_at", "outcome", "replica", "sent_at", "span_id")
 
     def __init__(self, replica: str, span_id: str, sent_at: float) -> None:
         self.replica = replica
@@ -17,10 +17,11 @@ class Visit:
         self.sent_at = sent_at
         self.left_at: float | None = None
         self.has_failed = False
+        self.outcome = ""  # of a prefill for another replica
 
 
 class Trace:
-    __slots__ = ("_roots", "began", "picks", "root", "visits")
+    __slots__ = ("_roots", "began", "picks", "prefills", "root", "visits")
 
     def __init__(self, roots: Roots, root: Root, now: float) -> None:
         self._roots = roots
@@ -28,6 +29,7 @@ class Trace:
         self.began = now
         self.picks: list[tuple[float, Choice]] = []
         self.visits: list[Visit] = []
+        self.prefills: list[Visit] = []  # at servers that compute its prompt for another
 
     @property
     def trace_id(self) -> str:
@@ -41,6 +43,12 @@ class Trace:
         span_id = self._roots.span_id()
         self.visits.append(Visit(replica, span_id, now))
         return self.root.child(span_id).headers()
+
+    def sent_to_prefill(self, replica: str, now: float) -> tuple[bytes, Visit | None]:
+        """The same of a server that computes the prompt for another; its visit is ended by the caller."""
+        visit = Visit(replica, self._roots.span_id(), now)
+        self.prefills.append(visit)
+        return self.root.child(visit.span_id).headers(), visit
 
     def left(self, now: float, *, has_failed: bool) -> None:
         if self.visits:
@@ -62,6 +70,9 @@ class PassedOn:
 
     def sent(self, replica: str, now: float) -> bytes:
         return self._headers
+
+    def sent_to_prefill(self, replica: str, now: float) -> tuple[bytes, Visit | None]:
+        return self._headers, None
 
     def left(self, now: float, *, has_failed: bool) -> None:
         pass

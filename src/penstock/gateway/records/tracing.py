@@ -4,6 +4,7 @@ client's span
 └ chat small                       the gateway, from arrival to end
   ├ admission                      until it is first sent somewhere: the limiter and the queue
   ├ pick                           a moment, with every candidate's scores; again for each replica it is sent to
+  ├ POST http://…                  at a server that computes the prompt for another
   └ POST http://…                  at that replica, whose own spans hang below: it is sent this one's id
 
 Where nothing is exported, a client's context is passed on to the replica as it came.
@@ -121,11 +122,19 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
         yield child("admission", trace.began, sent_at, {"penstock.tenant": facts.tenant})
     for moment, choice in trace.picks:
         yield child("pick", moment, moment, _of_pick(choice))
+    ended_at = trace.began + (facts.total_s or 0.0)
+    for visit in trace.prefills:
+        attributes = {"penstock.leg": "prefill", "penstock.outcome": visit.outcome, **_address(visit.replica)}
+        error = visit.outcome if visit.has_failed else ""
+        left_at = visit.left_at if visit.left_at is not None else ended_at
+        yield child(
+            f"POST {redact(visit.replica)}", visit.sent_at, left_at, attributes, error, visit.span_id, Kind.CLIENT
+        )
     for number, visit in enumerate(trace.visits, 1):
         is_last = number == len(trace.visits)  # after any other it went elsewhere
         attributes = _of_visit(visit, number) | (_parts(facts) if is_last else {})
         error = "the replica failed" if visit.has_failed else "" if is_last else "it was sent elsewhere"
-        left_at = visit.left_at if visit.left_at is not None else trace.began + (facts.total_s or 0.0)
+        left_at = visit.left_at if visit.left_at is not None else ended_at
         yield child(
             f"POST {redact(visit.replica)}", visit.sent_at, left_at, attributes, error, visit.span_id, Kind.CLIENT
         )
@@ -179,6 +188,15 @@ def _of_pick(choice: Choice) -> dict[str, Value]:
         "penstock.pick.totals": [choice.totals[i] for i in shown],
     }
     found |= {f"penstock.pick.scores.{name}": [scores[i] for i in shown] for name, scores in choice.scores.items()}
+    if (source := choice.source) is not None:
+        found |= {
+            "penstock.pick.source": redact(source.replica.id),
+            "penstock.pick.source_reason": source.reason.value,
+            "penstock.pick.pulled_tokens": source.pulled_tokens,
+            "penstock.pick.source_gain_s": source.gain_s,
+        }
+    elif choice.alone is not None:
+        found["penstock.pick.alone"] = choice.alone.value
     if choice.dropped:
         found["penstock.pick.dropped"] = [f"{redact(id_)}: {reason}" for id_, reason in choice.dropped.items()]
     return found

@@ -50,10 +50,10 @@ class DialectUpstream(Upstream):
     def dialect_name(self) -> str:
         return self.dialect.name if self.dialect is not None else ""
 
-    def wishing(self, options: RequestOptions, target: bytes, body: bytes) -> Upstream:
+    def wishing(self, options: RequestOptions, target: bytes, body: bytes) -> PreparedRequest:
         dialect = self.dialect or OPENAI
         options = options._replace(usage=self.asks_usage)
-        return _Prepared(self, self._prepare(dialect, options, self.forward_fields, target, body))
+        return PreparedRequest(self, self._prepare(dialect, options, self.forward_fields, target, body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         """A request of the gateway's own; a client's goes by `wishing`."""
@@ -131,13 +131,22 @@ class _Request(NamedTuple):
     received_by: Callable[[Receiver], Receiver]
 
 
-class _Prepared(Upstream):
+class PreparedRequest(Upstream):
     """One client's request on its way through a `DialectUpstream`; it has no connections of its own."""
 
     def __init__(self, upstream: DialectUpstream, prepared: _Request) -> None:
         self._upstream = upstream
         self._prepared = prepared
         self.clock = upstream.clock
+
+    @property
+    def body(self) -> bytes:
+        """The request as its server is sent it."""
+        return self._prepared.body
+
+    def with_body(self, body: bytes) -> PreparedRequest:
+        """The same request with something more that servers of this kind are told."""
+        return PreparedRequest(self._upstream, self._prepared._replace(body=body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         return self._upstream.send_prepared(self._prepared, headers, receiver)

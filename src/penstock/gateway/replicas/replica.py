@@ -19,9 +19,12 @@ import msgspec
 from penstock.api import relay
 from penstock.api.replica_report import ReplicaReport, decode
 from penstock.core.replica import GONE_AFTER_S, UNBOUNDED_LIMITS, ReplicaSnapshot, ReplicaState
-from penstock.core.request import Priority
+from penstock.core.request import KvSource, Priority
+from penstock.core.settings import Role
+from penstock.dialects.dialect import Handover
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
+from penstock.dialects.handover import BOOTSTRAP_PORT
 from penstock.dialects.liveness import Answer
 from penstock.dialects.requests import Adapter, RequestOptions
 from penstock.gateway.proxy.cache_salt import CacheSalts
@@ -52,12 +55,18 @@ _GIVE_BACK = relay.GIVE_BACK_PATH.encode()
 _NAMESPACE = relay.NAMESPACE_HEADER.encode()
 _TENANT = relay.TENANT_HEADER.encode()
 _WATERMARK = relay.WATERMARK_HEADER.encode()
+_KV_SOURCE = relay.KV_SOURCE_HEADER.encode()
 STREAM_HEADER = render([(relay.HEADER.encode(), relay.STREAM.encode())])
 WHOLE_HEADER = render([(relay.WHOLE_HEADER.encode(), b"relayed")])
 ENVELOPE_HEADER = render([(relay.HEADER.encode(), relay.ENVELOPE.encode())])
 
 _PARKED = ("parking", "parked", "waking")  # as its report has it
 _USABLE = (ReplicaState.READY, ReplicaState.DEGRADED)
+
+
+def kv_source_header(source: KvSource | None) -> bytes:
+    """The header that tells a penstock replica where to pull KV blocks of the prompt from; None: it is told nothing."""
+    return b"" if source is None else render([(_KV_SOURCE, relay.write_kv_source(source).encode())])
 
 
 class InFlightRequest(Protocol):
@@ -91,9 +100,13 @@ class Replica:
         adapters: Mapping[str, str | None] | None = None,
         salts: CacheSalts | None = None,
         zone: str = "",
+        role: Role | None = None,
+        bootstrap_port: int = BOOTSTRAP_PORT,
+        kv_layout: str | None = None,
     ) -> None:
         """`model`: the pool it is in; `served_as`: what it calls the model itself, if that is another name. `salts`:
-        the same for all replicas of a gateway."""
+        the same for all replicas of a gateway. `role` and what follows: of a server that is not penstock's and shares
+        requests with others."""
         self.id = id or url
         self.name = f"{model}-{crc32(self.id.encode()) & 0xFFFF:04x}"  # towards clients, who need no addresses
         self.model = model
@@ -107,6 +120,9 @@ class Replica:
         self.loaded: frozenset[str] = frozenset()  # of `adapters`, where it does not say itself what it has
         self.listed: frozenset[str] = frozenset()  # that it names among its models, if it is no penstock replica
         self.salts = salts or CacheSalts(b"")
+        self.bootstrap_port = bootstrap_port
+        self._role = role
+        self._kv_layout = kv_layout
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.in_flight: set[InFlightRequest] = set()
@@ -135,6 +151,7 @@ class Replica:
         if secret is not None:
             headers.append((relay.SECRET_HEADER.encode(), secret.encode()))
         self.headers = render(headers)
+        self._has_warned = False
 
     def way(self, tenant: Tenant, target: bytes, body: bytes, adapter: str = "") -> Upstream:
         """The upstream for a tenant's request: its cache is the tenant's own. Raises why it is not sent."""
@@ -171,8 +188,45 @@ class Replica:
         dialect = self.upstream.dialect_name if isinstance(self.upstream, DialectUpstream) else ""
         return dialect or self.dialect
 
+    @property
+    def handover(self) -> Handover | None:
+        """How it shares requests with another of its kind; None: it does not."""
+        upstream = self.upstream
+        if self.relays or self._role is None or not isinstance(upstream, DialectUpstream) or upstream.dialect is None:
+            return None
+        handover = upstream.dialect.handover
+        return None if handover == "room" and self._role == "both" else handover
+
     def heard(self, said: ReplicaSnapshot) -> None:
-        self._said = said
+        self._said = said if self.relays or self._role is None else self._with_role(said)
+
+    def _with_role(self, said: ReplicaSnapshot) -> ReplicaSnapshot:
+        """The role and the layout that the operator has given a server: it tells neither. All servers of a pool that
+        speak alike count as alike."""
+        handover, upstream = self.handover, self.upstream
+        if handover is None:
+            self._warn_of_role()
+            return said
+        assert self._role is not None
+        return msgspec.structs.replace(
+            said,
+            role=self._role,
+            kv_address=f"{upstream.host}:{self.bootstrap_port if handover == 'room' else upstream.port}",
+            kv_layout=self._kv_layout or f"{self.kind}:{self.model}",
+            pulls_prefixes=False,
+            needs_peer=handover == "room",
+        )
+
+    def _warn_of_role(self) -> None:
+        """Once."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s speaks %s: it shares no requests with others, and its role %s has no effect",
+                redact(self.url),
+                self.kind,
+                self._role,
+            )
 
     def lists(self, adapters: frozenset[str]) -> None:
         """What it names now is what it has, if it ever named any: others may have taken some away."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,8 +27,9 @@ from msgspec import Meta
 from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
 from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
-from penstock.core.settings import TelemetrySettings, setting
+from penstock.core.settings import Role, TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
+from penstock.dialects.handover import BOOTSTRAP_PORT
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
@@ -37,6 +39,7 @@ from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
 from penstock.health.settings import HealthSettings, Period
 from penstock.http.kubernetes_api import ClusterSettings
 from penstock.http.tls import ServerTls, client_context
+from penstock.router.legs import Split
 from penstock.router.router import Router
 from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTable
 from penstock.router.strategies import RoutingSettings
@@ -52,7 +55,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ModelSettings:
     """A model has replicas, or versions that have them, or rules that lead to other models."""
 
-    replicas: list[str] = field(default_factory=list)  # URLs of penstock replicas, or of OpenAI-compatible servers
+    # URLs of penstock replicas, or of OpenAI-compatible servers; or url, role, bootstrap_port, kv_layout of one
+    replicas: Sequence[str | dict[str, Any]] = field(default_factory=list)
     dns: list[str] = field(default_factory=list)  # names that are looked up: http://NAME:PORT, srv+http://NAME
     kubernetes: list[dict[str, Any]] = field(default_factory=list)  # pods: selector, and namespace, port, dialect
     served_as: str | None = None  # the name that the replicas know it by; auto: the one it has here
@@ -75,8 +79,12 @@ class ModelSettings:
     stream_usage: bool = True  # ask other servers for the usage of streams; false: they refuse stream_options
     dialect: str = "auto"  # of servers that are not penstock's: auto, or one of docs/dialects.md
     send_priority: bool = False  # tell servers that are not penstock's a tenant's class: they must schedule by it
+    role: Role | None = None  # of vLLM and SGLang servers that are started to share requests; none: they are not
+    bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] = BOOTSTRAP_PORT  # of SGLang's prefill servers
+    kv_layout: str | None = None  # of such servers: alike where KV can be handed over; auto: all of this engine
     kv_events: KvEventSettings | None = None  # where vLLM, SGLang or TensorRT-LLM servers publish their KV events
     routing: RoutingSettings | None = None  # auto: the gateway's
+    split: Split = "auto"  # another replica computes a prompt, or hands its KV over: if it gains, always, or never
     price: Price = field(default_factory=Price)  # per million tokens: input, output, cached; and per replica_hour
     slo: dict[str, Any] = field(default_factory=dict)  # objectives that are not the gateway's
     slow_after_s: Seconds | None = None  # time to the first byte after which the next model is tried; none: never
@@ -85,6 +93,31 @@ class ModelSettings:
         None  # of servers without reports; auto: health's, with a key 60; 0: never, once `dialect` is known
     )
     deep_probe_every_s: Period | None = None  # auto: of penstock replicas health's, of others never
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses in `replicas`."""
+        return [url for url, _ in self.entries()]
+
+    def entries(self) -> list[tuple[str, ModelSettings]]:
+        """Address and settings of each of `replicas`: the pool's, with its own in their place. Raises ConfigError."""
+        return [_entry(one, self) for one in self.replicas]
+
+
+@dataclass(frozen=True)
+class ReplicaEntry:
+    url: str
+    role: Role | None = None
+    bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    kv_layout: str | None = None
+
+
+def _entry(one: str | dict[str, Any], pool: ModelSettings) -> tuple[str, ModelSettings]:
+    if isinstance(one, str):
+        return one, pool
+    entry = build(ReplicaEntry, one, where="replicas.")
+    own = {name: value for name, value in asdict(entry).items() if name != "url" and value is not None}
+    return entry.url, replace(pool, **own)
 
 
 @dataclass(frozen=True)
@@ -113,6 +146,9 @@ class GatewaySettings:
         [],
         "before there are tenants: names that clients may call it by, and whose web pages may use it, as of a proxy in "
         "front of it; none: on loopback an address or localhost, elsewhere any",
+    )
+    allowed_origins: list[str] = setting(
+        [], "origins (https://chat.example) whose web pages may use the API from a browser (CORS); *: all; none: none"
     )
     admin_host: str = setting("127.0.0.1", "address of the admin port")
     admin_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
@@ -248,7 +284,11 @@ def _route(name: str, model: ModelSettings) -> Route:
 
 def router_of(settings: GatewaySettings, models: dict[str, ModelSettings]) -> Router:
     own = {name: pool.routing for name, pool in pools_of(models).items() if pool.routing is not None}
-    return Router.from_settings(settings.routing, own)
+    return Router.from_settings(settings.routing, own, splits_of(pools_of(models)))
+
+
+def splits_of(pools: dict[str, ModelSettings]) -> dict[str, Split]:
+    return {name: pool.split for name, pool in pools.items()}
 
 
 def admission_of(settings: GatewaySettings) -> AdmissionSettings:
@@ -276,7 +316,7 @@ def tls_of(name: str, pool: ModelSettings) -> ssl.SSLContext | None:
     """TLS of the connections to a pool's replicas; None: nothing of its own is set, so the system's CAs decide."""
     own = {"ca_file": pool.ca_file, "client_cert": pool.client_cert, "client_key": pool.client_key}
     for key, value in (own | {"server_name": pool.server_name}).items():
-        if value is not None and pool.replicas and not any(url.startswith("https://") for url in pool.replicas):
+        if value is not None and pool.replicas and not any(url.startswith("https://") for url in pool.urls):
             raise ConfigError(f"'{name}' has no replica with an https:// address", param=key)
     if pool.client_key is not None and pool.client_cert is None:
         raise ConfigError("a client_key needs its client_cert", param="client_key")

@@ -10,7 +10,7 @@ from penstock.admission.admission import Admission
 from penstock.core.errors import ConfigError
 from penstock.core.slo import Slo
 from penstock.gateway.membership.membership import Membership
-from penstock.gateway.settings.gateway import GatewaySettings, pools_of, routes_of
+from penstock.gateway.settings.gateway import GatewaySettings, pools_of, routes_of, splits_of
 from penstock.gateway.settings.monitor import slos_of
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tokens.pools import Pools
@@ -86,7 +86,7 @@ class Configuration:
         for name, pool in pools.items():  # of one that has no replicas yet, too
             self._pools[name].served_as = pool.served_as or name
         self._slos = dict(slos)
-        self._admission.router.configure(settings.routing, own_routing)
+        self._admission.router.configure(settings.routing, own_routing, splits_of(pools))
         self._admission.configure(slos, {name: pool.hold_s for name, pool in pools.items() if pool.hold_s is not None})
         self._prices.clear()
         self._prices.update({name: pool.price for name, pool in pools.items()})

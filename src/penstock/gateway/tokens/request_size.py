@@ -42,14 +42,18 @@ class Pool:
         self.least_context = UNBOUNDED
         self.most_context = UNBOUNDED
         self.num_replicas = self.num_ready = 0
+        self.num_holders = 0  # the ready, and those that drain and still hand over KV blocks
         self._contexts: dict[str, int] = {}
         self._ready: set[str] = set()
+        self._draining: set[str] = set()  # with a KV transfer
 
     def replica_changed(self, replica: Replica) -> None:
         self.texts.replica_changed(replica)
         snapshot = replica.snapshot
         (self._ready.add if snapshot.state is ReplicaState.READY else self._ready.discard)(replica.id)
-        self.num_ready = len(self._ready)
+        has_kv = snapshot.state is ReplicaState.DRAINING and snapshot.kv_address != ""
+        (self._draining.add if has_kv else self._draining.discard)(replica.id)
+        self._count()
         if snapshot.state is not ReplicaState.OUT and self._contexts.get(replica.id) != snapshot.limits.max_model_len:
             self._contexts[replica.id] = snapshot.limits.max_model_len
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
@@ -59,10 +63,15 @@ class Pool:
     def replica_removed(self, replica: Replica) -> None:
         self.texts.replica_removed(replica)
         self._ready.discard(replica.id)
+        self._draining.discard(replica.id)
         self.num_replicas -= 1
-        self.num_ready = len(self._ready)
+        self._count()
         if self._contexts.pop(replica.id, None) is not None and self._contexts:
             self.least_context, self.most_context = min(self._contexts.values()), max(self._contexts.values())
+
+    def _count(self) -> None:
+        self.num_ready = len(self._ready)
+        self.num_holders = self.num_ready + len(self._draining)
 
     @property
     def ready_replicas(self) -> frozenset[str]:
@@ -181,11 +190,11 @@ class Size:
 
     @property
     def is_worth_naming(self) -> bool:
-        """There is a choice of replicas, and the prompt may have a block's length; and not so many wait already."""
+        """Several replicas may hold a part of the prompt, which may have a block's length; and few wait already."""
         pool, tokens = self.pool, self.pool.tokens
         if self._path not in _GENERATES:
             return False
-        return len(self._body) >= _NAMED_BYTES and pool.num_ready > 1 and tokens.num_counting < _MAX_NAMING
+        return len(self._body) >= _NAMED_BYTES and pool.num_holders > 1 and tokens.num_counting < _MAX_NAMING
 
     def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
         """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from penstock.model.batch import Batch
 from penstock.model.quantized import Weight
+from penstock.model.sequence import SequenceGroup, TokenSplit
 
 if TYPE_CHECKING:
     from penstock.model.lora_slots import Slots
+    from penstock.model.ops.experts import ExpertMap
     from penstock.model.weights import Site
 
 
@@ -31,6 +33,12 @@ class KVShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
+    tokens: TokenSplit = TokenSplit()  # noqa: RUF009 (frozen): those of a sequence that are kept here
+
+    @property
+    def table_block_size(self) -> int:
+        """Tokens of a sequence for which its block table has one entry: other ranks keep the others of them."""
+        return self.block_size * self.tokens.size
 
     def block_bytes(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
         """Memory of one block in all layers; a key or a value of a head may have a scale."""
@@ -53,6 +61,7 @@ class LayerKV:
     block_size: int
     key_scale: float = field(default=1.0, kw_only=True)  # what is stored in 8 bits was divided by it
     value_scale: float = field(default=1.0, kw_only=True)
+    tokens: TokenSplit = field(default=TokenSplit(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,12 @@ class AttentionSpec:
     k_norm: Tensor | None = None
     norm_eps: float = 1e-6
     cap: float | None = None  # scores are kept within it: cap * tanh(score / cap)
+    sequence: SequenceGroup | None = None  # ranks that keep tokens of every sequence; None: this one keeps all
+
+    @property
+    def num_group_heads(self) -> int:
+        """Heads of queries that attend here: those of all ranks that share out a sequence."""
+        return self.num_heads * (self.sequence.size if self.sequence is not None else 1)
 
 
 Activation = Literal["silu", "gelu"]  # gelu is the tanh form
@@ -170,6 +185,10 @@ class ExpertLinears(Protocol):
         not depend on the rows beside it.
         """
 
+    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+        """Another expert, in place of the one that was there, or of none. It is packed as the others are, at the same
+        addresses on a device; between steps."""
+
 
 class Ops(Protocol):
     device: torch.device
@@ -191,12 +210,25 @@ class Ops(Protocol):
         """(embedding, head) from one table, stored once where the implementation can."""
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
-        """Pack (gate_up, down) of each; they come one by one, and are not held on to. `is_part`: other ranks have more
-        of the layer's experts, and tokens choose among all."""
+        """Pack (gate_up, down) of each; they come one by one, and are not held on to. `count`: of slots, of which the
+        last may be left empty. `is_part`: other ranks have more of the layer's experts, and tokens choose among all."""
 
-    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    def route(
+        self,
+        logits: Tensor,
+        per_token: int,
+        *,
+        normalized: bool,
+        experts: ExpertMap | None = None,
+        batch: Batch | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Each row's best experts by a router's logits [tokens, experts], and their weights: [tokens, per_token] both.
-        Weights are shares of the chosen ones among themselves if `normalized`, else of all."""
+        Weights are shares of the chosen ones among themselves if `normalized`, else of all.
+
+        `experts`: who was chosen is counted there, and looked up where this rank has some of them: ids are its slots
+        then, or -1, with no weight. Of an expert with copies, a token has the one at its id and position modulo their
+        number: all ranks agree on it, whatever else is in the batch, and sequences of one length differ. `batch`: of
+        these tokens, for that; rows that pad a captured step are not counted."""
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         """found + sigmoid(logits) * made: what a token's own experts found, and what one made that all tokens pass.

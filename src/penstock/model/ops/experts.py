@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.model.batch import Batch
 from penstock.model.quantized import Weight
 
 if TYPE_CHECKING:
@@ -21,14 +22,44 @@ ELSEWHERE = -1  # in place of an expert that another rank has
 Pairs = Iterable[tuple[Weight, Weight]]  # gate_up and down of each
 
 
-def route(logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class ExpertMap:
+    """The experts of a layer as a rank looks them up, and how many tokens each was given. On the device: a captured
+    graph reads and writes it, and it is changed in place."""
+
+    counts: Tensor  # [experts, copies] int64: tokens that were given to each copy, on whichever rank; it only grows
+    # [experts, 1 + copies] int32: how many copies there are, and of each its slot here, or that it is elsewhere. None:
+    # this rank has all experts, or a part of each, in the order of their numbers.
+    places: Tensor | None = None
+
+
+def route(
+    logits: Tensor, per_token: int, *, normalized: bool, experts: ExpertMap | None = None, batch: Batch | None = None
+) -> tuple[Tensor, Tensor]:
     """See `Ops.route`."""
     logits = logits.float()
     if normalized:
         best = logits.topk(per_token, dim=1)
-        return best.indices, best.values.softmax(dim=1)
-    best = logits.softmax(dim=1).topk(per_token, dim=1)
-    return best.indices, best.values
+        ids, weights = best.indices, best.values.softmax(dim=1)
+    else:
+        best = logits.softmax(dim=1).topk(per_token, dim=1)
+        ids, weights = best.indices, best.values
+    return (ids, weights) if experts is None else _placed(ids, weights, experts, batch)
+
+
+def _placed(ids: Tensor, weights: Tensor, experts: ExpertMap, batch: Batch | None) -> tuple[Tensor, Tensor]:
+    """Choices as this rank sees them: by its own slots. They are counted by expert and copy."""
+    counts, places = experts.counts, experts.places
+    cells = ids.long() * counts.shape[1]
+    if places is not None:
+        assert batch is not None
+        turns = (batch.token_ids.long() + batch.positions)[:, None]
+        copies = turns % places[ids, 0]
+        cells += copies
+        ids = places[ids, 1 + copies]
+        weights = weights * (ids != ELSEWHERE)
+    counts.view(-1).scatter_add_(0, cells.flatten(), counts.new_ones(cells.numel()))
+    return ids, weights
 
 
 def add_shared(found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
@@ -49,6 +80,10 @@ class HostExperts:
     @classmethod
     def of(cls, ops: Ops, pairs: Pairs) -> HostExperts:
         return cls(ops, [(ops.linear(gate_up), ops.linear(down)) for gate_up, down in pairs])
+
+    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+        """See `ExpertLinears.put`."""
+        self.linears[slot : slot + 1] = [(self.ops.linear(gate_up), self.ops.linear(down))]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)

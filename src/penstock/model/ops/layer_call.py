@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.model.ops import AttentionSpec, LayerKV, Rope
+from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
 from penstock.model.ops import library as c
 from penstock.model.ops.library import pointer
 
@@ -14,9 +14,14 @@ from penstock.model.ops.library import pointer
 class LayerCall:
     """What C must know of a layer; filled in when the layer first attends."""
 
-    def __init__(self, arithmetic: int, keys: Tensor, values: Tensor, block_size: int) -> None:
+    def __init__(self, arithmetic: int, keys: Tensor, values: Tensor, shape: KVShape) -> None:
         self.struct = c.Layer(
-            keys=keys.data_ptr(), values=values.data_ptr(), arithmetic=arithmetic, block_size=block_size
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            arithmetic=arithmetic,
+            block_size=shape.block_size,
+            place=shape.tokens.place,
+            ranks=shape.tokens.size,
         )
         self.spec: AttentionSpec | None = None
         self.rope: Rope | None = None

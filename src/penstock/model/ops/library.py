@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class Layer(ctypes.Structure):
         *((name, c_int32) for name in ("arithmetic", "block_size", "heads", "kv_heads", "dim", "window")),
         *((name, c_float) for name in ("scale", "norm_eps", "cap")),
         ("settled", c_int32),
+        ("place", c_int32),
+        ("ranks", c_int32),
     )
 
 
@@ -144,11 +146,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ranks_bytes": (c_size_t, (c_int, c_size_t)),
     "ranks_sum": (c_int, (c_void_p, POINTER(Ranks), c_void_p, c_void_p, c_size_t)),
-    "ranks_gather": (c_int, (POINTER(Ranks), c_void_p, c_void_p, c_size_t, c_size_t)),
+    "ranks_gather": (c_int, (POINTER(Ranks), c_void_p, c_void_p, c_size_t, c_size_t, c_size_t, c_int)),
+    "ranks_exchange": (c_int, (POINTER(Ranks), c_void_p, c_void_p, c_size_t, c_size_t, c_int)),
     "ranks_give_up": (None, (POINTER(Ranks), c_int)),
     "adapters_run": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int, c_void_p, c_int)),
     "experts_run": (None, (c_void_p, POINTER(Experts), c_void_p, c_void_p)),
-    "attention_run": (None, (c_void_p, POINTER(Layer), POINTER(Batch), c_void_p, c_void_p)),
+    "attention_run": (c_int, (c_void_p, POINTER(Ranks), POINTER(Layer), POINTER(Batch), c_void_p, c_void_p)),
+    "attention_part": (None, (c_void_p, POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p)),
+    "attention_merge": (None, (c_void_p, POINTER(Layer), c_void_p, c_void_p, c_int)),
+    "kv_copy": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
+    "kv_hash": (c_uint64, (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_uint64)),
 }
 
 

@@ -57,7 +57,8 @@ def release(parts: Sequence[Tensor]) -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for part in parts:
         begin, end = -(-part.data_ptr() // _PAGE) * _PAGE, (part.data_ptr() + part.nbytes) // _PAGE * _PAGE
-        if end > begin and madvise(begin, end - begin, mmap.MADV_DONTNEED):
+        advice = (mmap.MADV_REMOVE, mmap.MADV_DONTNEED)  # the first where others may have mapped it too
+        if end > begin and all(madvise(begin, end - begin, each) for each in advice):
             part.zero_()  # a system that does not know it
 
 

@@ -36,14 +36,16 @@ from penstock.model.ops import (
 )
 from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
-from penstock.model.ops.experts import add_shared, route
+from penstock.model.ops.experts import ExpertMap, add_shared, route
 from penstock.model.ops.layer_call import LayerCall, NativeKV
 from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MAX_HEAD_DIM, load_library, pointer
 from penstock.model.ops.memory import Arena, pages, settle
 from penstock.model.ops.native_experts import NativeExperts
 from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
 from penstock.model.ops.program import Program
+from penstock.model.ops.shared_memory import SharedMemoryRanks
 from penstock.model.quantized import Weight, plain
+from penstock.model.sequence import SequenceGroup
 
 if TYPE_CHECKING:
     from penstock.model.lora_slots import Slots
@@ -112,12 +114,21 @@ class NativeOps:
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
-        return NativeExperts(
-            [(self._packed(gate_up, None, precise=False), self._packed(down, None)) for gate_up, down in pairs]
-        )
+        def pack(gate_up: Weight, down: Weight) -> tuple[PackedWeight, PackedWeight]:
+            return self._packed(gate_up, None, precise=False), self._packed(down, None)
 
-    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        return route(logits, per_token, normalized=normalized)
+        return NativeExperts(count, [pack(gate_up, down) for gate_up, down in pairs], pack)
+
+    def route(
+        self,
+        logits: Tensor,
+        per_token: int,
+        *,
+        normalized: bool,
+        experts: ExpertMap | None = None,
+        batch: Batch | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return add_shared(found, made, logits)
@@ -169,11 +180,16 @@ class NativeOps:
         sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 
+        def made(block_bytes: int) -> Tensor:
+            size = (shape.num_blocks, block_bytes)
+            if zeros is not None:
+                return zeros(size, dtype=torch.uint8, device=self.device)
+            return pages(shape.num_blocks * block_bytes).view(size)
+
         def layer() -> NativeKV:
-            keys = pages(shape.num_blocks * key_bytes).view(shape.num_blocks, key_bytes)
-            values = pages(shape.num_blocks * value_bytes).view(shape.num_blocks, value_bytes)
-            call = LayerCall(self.kv_arithmetic, keys, values, shape.block_size)
-            return NativeKV(keys, values, shape.block_size, call)
+            keys, values = made(key_bytes), made(value_bytes)
+            call = LayerCall(self.kv_arithmetic, keys, values, shape)
+            return NativeKV(keys, values, shape.block_size, call, tokens=shape.tokens)
 
         return [layer() for _ in range(shape.num_layers)]
 
@@ -210,8 +226,26 @@ class NativeOps:
             call.describe(spec, rope)
         assert self._batch is batch, "another step was begun"
         out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
-        self.library.attention_run(self.pool, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
+        if spec.sequence is None:
+            self.library.attention_run(self.pool, None, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
+        elif isinstance(spec.sequence.ranks, SharedMemoryRanks):
+            ranks, ends = spec.sequence.ranks, (qkv.data_ptr(), out.data_ptr())
+            ranks.check(self.library.attention_run(self.pool, ranks.struct, call.struct, self._batch_struct, *ends))
+        else:
+            self._attend_among(qkv, spec, spec.sequence, call, out)
         return out
+
+    def _attend_among(
+        self, qkv: Tensor, spec: AttentionSpec, group: SequenceGroup, call: LayerCall, out: Tensor
+    ) -> None:
+        """Attention over tokens that are shared out among ranks which C cannot reach."""
+        tokens, own = out.shape
+        queries = group.ranks.gather(qkv[:, :own], group.size)
+        parts = qkv.new_empty(group.size, tokens, own + spec.num_heads)
+        pointers = queries.data_ptr(), qkv.data_ptr(), parts.data_ptr()
+        self.library.attention_part(self.pool, call.struct, self._batch_struct, *pointers)
+        found = group.ranks.exchange(parts)
+        self.library.attention_merge(self.pool, call.struct, found.data_ptr(), out.data_ptr(), tokens)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         program = self._programs.get(id(layers))

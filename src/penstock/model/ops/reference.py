@@ -7,7 +7,7 @@ more for the head's scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,13 +32,16 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
-from penstock.model.ops.experts import HostExperts, add_shared, route
+from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
+from penstock.model.sequence import TokenSplit
 
 if TYPE_CHECKING:
     from penstock.model.weights import Site
 
 SCALE = torch.bfloat16  # of what is stored in int8
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float, float | None], tuple[Tensor, Tensor | None]]
 
 
 class ReferenceOps:
@@ -54,6 +57,7 @@ class ReferenceOps:
         self.activation_dtype = dtype
         self.kv_dtype = kv_dtype or dtype
         self._block_size = 1
+        self._tokens = TokenSplit()  # of a sequence, those that the cache keeps
         self._layout: BatchLayout | None = None  # of the step that was begun
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
@@ -72,8 +76,16 @@ class ReferenceOps:
     def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
         return HostExperts.of(self, pairs)
 
-    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        return route(logits, per_token, normalized=normalized)
+    def route(
+        self,
+        logits: Tensor,
+        per_token: int,
+        *,
+        normalized: bool,
+        experts: ExpertMap | None = None,
+        batch: Batch | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return add_shared(found, made, logits)
@@ -109,7 +121,7 @@ class ReferenceOps:
         self.add_linear(stream, self.silu_mul(self.norm_linear(stream, norm, gate_up)), down)
 
     def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
-        self._block_size = shape.block_size
+        self._block_size, self._tokens = shape.block_size, shape.tokens
         head_size = shape.head_dim + (SCALE.itemsize if self.kv_dtype is torch.int8 else 0)
 
         def made() -> Tensor:
@@ -117,15 +129,26 @@ class ReferenceOps:
             size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, head_size)
             return (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
 
-        return [LayerKV(made(), made(), shape.block_size) for _ in range(shape.num_layers)]
+        return [LayerKV(made(), made(), shape.block_size, tokens=shape.tokens) for _ in range(shape.num_layers)]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass
 
     def begin(self, batch: Batch) -> None:
-        self._layout = BatchLayout(batch, self._block_size)
+        self._layout = BatchLayout(batch, self._block_size, self._tokens)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        def attended(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+            return self._attended(qkv, spec, rope, kv, batch, attend_part)
+
+        if spec.sequence is not None:
+            return spec.sequence.attention(qkv, spec, attended)
+        return self._attended(qkv, spec, rope, kv, batch, attend)[0]
+
+    def _attended(
+        self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs, and the log-sum-exp of scores where `attend` finds it."""
         layout = self._layout
         assert layout is not None, "a step must begin first"
         assert layout.batch is batch, "another step was begun"
@@ -137,12 +160,12 @@ class ReferenceOps:
             k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
         q, k = rotate(q, rope, batch.positions), rotate(k, rope, batch.positions)
 
-        kv.keys[layout.blocks, layout.offsets] = as_stored(k, kv.key_scale, self.kv_dtype)
-        kv.values[layout.blocks, layout.offsets] = as_stored(v, kv.value_scale, self.kv_dtype)
-        out = torch.empty_like(q)
+        kv.keys[layout.blocks, layout.offsets] = as_stored(k[layout.rows], kv.key_scale, self.kv_dtype)
+        kv.values[layout.blocks, layout.offsets] = as_stored(v[layout.rows], kv.value_scale, self.kv_dtype)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
         for group in layout.groups:
             keys, values = as_read(kv.keys[group.blocks], q.dtype), as_read(kv.values[group.blocks], q.dtype)
-            found = attend(
+            found, found_lse = attend(
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
                 keys.flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
                 values.flatten(1, 2).transpose(1, 2),
@@ -151,7 +174,9 @@ class ReferenceOps:
                 spec.cap,
             )
             out[group.rows] = found.transpose(1, 2) * kv.value_scale
-        return out.flatten(1)
+            if found_lse is not None:
+                lse[group.rows] = found_lse.transpose(1, 2)
+        return out.flatten(1), lse
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
@@ -176,13 +201,31 @@ def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor | None]:
     if cap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True), None
+    scores, v = _scores(q, k, v, mask, scale, cap)
+    return scores.softmax(dim=-1).to(q.dtype) @ v, None
+
+
+def attend_part(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """With the log-sum-exp of scores [sequences, heads, queries]. A query may see nothing: zeros, and -inf."""
+    scores, v = _scores(q, k, v, mask, scale, cap)
+    return scores.softmax(dim=-1).nan_to_num(0.0).to(q.dtype) @ v, scores.logsumexp(dim=-1)
+
+
+def _scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
+    """Scores in float32, -inf where they are masked, and values of each head of queries."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.tanh((q @ k.transpose(2, 3)).float() * (scale / cap)) * cap
-    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).to(q.dtype) @ v
+    scores = (q @ k.transpose(2, 3)).float() * scale
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    return scores.masked_fill(~mask, -torch.inf), v
 
 
 def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -211,18 +254,20 @@ def as_read(stored: Tensor, dtype: torch.dtype) -> Tensor:
 class BatchLayout:
     """Where one batch's tokens live in the cache, and which of its sequences can be attended together."""
 
-    def __init__(self, batch: Batch, block_size: int) -> None:
+    def __init__(self, batch: Batch, block_size: int, tokens: TokenSplit) -> None:
         self.batch = batch
+        self.rows = torch.nonzero(tokens.keeps(batch.positions, block_size)).squeeze(1)  # tokens that are stored here
         query_lens = batch.query_starts.diff()
         sequences = torch.repeat_interleave(query_lens, output_size=batch.num_tokens)  # of each token
-        self.blocks = batch.block_tables[sequences, batch.positions // block_size]  # [tokens]
-        self.offsets = batch.positions % block_size  # [tokens]
+        positions = batch.positions[self.rows]
+        self.blocks = batch.block_tables[sequences[self.rows], positions // (block_size * tokens.size)]  # [rows]
+        self.offsets = positions % block_size  # [rows]
 
         # Sequences that bring equally many tokens are one padded call: all decodes together, most chunks alone.
         members: dict[int, list[int]] = {}
         for sequence, query_len in enumerate(query_lens.tolist()):
             members.setdefault(query_len, []).append(sequence)
-        self.groups = [Group.of(batch, block_size, query_len, found) for query_len, found in members.items()]
+        self.groups = [Group.of(batch, block_size, tokens, query_len, found) for query_len, found in members.items()]
 
 
 @dataclass(frozen=True)
@@ -231,25 +276,29 @@ class Group:
 
     rows: Tensor  # [sequences, queries]: rows of the batch
     positions: Tensor  # [sequences, queries]
+    block_size: int
+    tokens: TokenSplit
     blocks: Tensor  # [sequences, blocks]
     context_len: int  # slots in those blocks
     masks: dict[int | None, Tensor]  # by window; filled as layers ask
 
     @classmethod
-    def of(cls, batch: Batch, block_size: int, query_len: int, sequences: list[int]) -> Group:
+    def of(cls, batch: Batch, block_size: int, tokens: TokenSplit, query_len: int, sequences: list[int]) -> Group:
         device = batch.token_ids.device
         members = torch.tensor(sequences, device=device)
         rows = batch.query_starts[members].unsqueeze(1) + torch.arange(query_len, device=device)
-        num_blocks = -(-int(batch.context_lens[members].max()) // block_size)
+        num_kept = int(tokens.kept(batch.context_lens[members], block_size).max())
+        num_blocks = max(1, -(-num_kept // block_size))
         blocks = batch.block_tables[members, :num_blocks]
-        return cls(rows, batch.positions[rows], blocks, num_blocks * block_size, masks={})
+        positions = batch.positions[rows]
+        return cls(rows, positions, block_size, tokens, blocks, num_blocks * block_size, masks={})
 
     def mask(self, window: int | None) -> Tensor:
         """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
         if window not in self.masks:
-            queries, keys = self.positions.unsqueeze(2), torch.arange(self.context_len, device=self.rows.device)
-            seen = keys <= queries
+            ends, keys = self.positions.unsqueeze(2) + 1, torch.arange(self.context_len, device=self.rows.device)
+            seen = keys < self.tokens.kept(ends, self.block_size)
             if window is not None:
-                seen &= keys > queries - window
+                seen &= keys >= self.tokens.kept((ends - window).clamp(min=0), self.block_size)
             self.masks[window] = seen.unsqueeze(1)
         return self.masks[window]

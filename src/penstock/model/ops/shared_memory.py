@@ -55,12 +55,20 @@ class SharedMemoryRanks:
         self.check(self._library.ranks_sum(self._pool, self.struct, part.data_ptr(), out.data_ptr(), part.numel()))
         return out.to(x.dtype)
 
-    def gather(self, x: Tensor) -> Tensor:
-        part = x.float().contiguous()
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        part, count = x.float().contiguous(), among or self.shard.size
         rows, columns = part.shape
-        out = part.new_empty(rows, columns * self.shard.size)
-        self.check(self._library.ranks_gather(self.struct, part.data_ptr(), out.data_ptr(), rows, columns))
+        out = part.new_empty(rows, columns * count)
+        sizes = (rows, columns, columns, count)
+        self.check(self._library.ranks_gather(self.struct, part.data_ptr(), out.data_ptr(), *sizes))
         return out.to(x.dtype)
+
+    def exchange(self, x: Tensor) -> Tensor:
+        parts = x.contiguous().view(torch.float32)  # the bits of whatever they are
+        count, rows, columns = parts.shape
+        out = torch.empty_like(parts)
+        self.check(self._library.ranks_exchange(self.struct, parts.data_ptr(), out.data_ptr(), rows, columns, count))
+        return out.view(x.dtype)
 
     def broadcast(self, x: Tensor) -> Tensor:
         return self.sum(x if self.shard.rank == 0 else torch.zeros_like(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from penstock.core.cores import usable_cores
 from penstock.core.model_config import ModelConfig
@@ -15,6 +16,7 @@ from penstock.runner.load import Phase
 from penstock.runner.ranks.identity import group_identity
 from penstock.runner.ranks.leader import OnLost, OnReading, start_followers
 from penstock.runner.ranks.led import led
+from penstock.runner.ranks.reading import usage_of
 
 
 def assemble_ranks(
@@ -34,10 +36,9 @@ def assemble_ranks(
         return assemble(checkpoint, settings, phase, draft)
     identity = group_identity(checkpoint, settings, parallelism, nodes)
     num_here = spread(parallelism, nodes.count).sizes[0]
-    settings = replace(settings, max_loras=settings.max_loras if parallelism.pp == 1 else 0)
     here = replace(settings, threads=settings.threads or max(1, usable_cores() // num_here))
     leader = start_followers(model, checkpoint.config, here, identity, nodes)
     assembly = assemble(checkpoint, here, phase, draft, leader)
-    leader.started()
-    leader.watch(on_lost, on_reading)
-    return led(assembly, leader, parallelism)
+    others = leader.started()
+    leader.watch(on_lost, on_reading, partial(usage_of, assembly, leader.device, leader.ranks))
+    return replace(led(assembly, leader, parallelism), other_gpus=others)

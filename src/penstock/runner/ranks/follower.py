@@ -8,13 +8,16 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.expert_placement import ExpertPlacement
+from penstock.link.connection import Connection, Disconnected
 from penstock.model.lora import HostAdapter
 from penstock.model.ranks import Ranks
-from penstock.runner.assembly import Assembly
-from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.runner.assembly import Adapters, Assembly, Experts
 from penstock.runner.ranks.join import Place
 from penstock.runner.ranks.leader import with_size
 from penstock.runner.ranks.messages import (
+    AdapterRead,
     Agreed,
     Alive,
     Chosen,
@@ -23,15 +26,18 @@ from penstock.runner.ranks.messages import (
     ForgetAdapter,
     KeepAdapter,
     ParkMemory,
+    PlaceExperts,
     ReadAdapter,
     RunStep,
+    Scores,
     ScoreTexts,
     Sized,
     Started,
     ToFollower,
+    Vectors,
     WakeMemory,
 )
-from penstock.runner.ranks.reading import taken
+from penstock.runner.ranks.reading import usage_of
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs, decode_choices
 
@@ -46,35 +52,47 @@ class FollowerGroup:
         self.stage = place.stage
         self.device = place.device
         self._connection = connection
+        self._answers = place.answers
 
-    def agree(self, own: EngineSize, formats: str) -> EngineSize:
-        self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks, formats))
+    def agree(self, own: EngineSize, formats: str, placement: str = "") -> EngineSize:
+        self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks, formats, placement))
         message = self._connection.receive()
         assert isinstance(message, Agreed)
         return with_size(own, message.size)
 
     def serve(self, assembly: Assembly, alive_s: float) -> None:
         """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is."""
-        self._connection.send(Started())
-        calls = _Calls(assembly, self._connection)
-        threading.Thread(target=self._beat, args=(calls, alive_s), name="alive", daemon=True).start()
+        self._connection.send(Started(assembly.device.uuid))
+        calls = _Calls(assembly, self._connection, answers=self._answers)
+        # Ranks of a stage have the same tokens, and count alike; the leader counts those of its own.
+        counts = self.ranks.shard.rank == 0 and self.stage.before is not None
+        experts = assembly.experts if counts else None
+        threading.Thread(target=self._beat, args=(assembly, calls, experts, alive_s), name="alive", daemon=True).start()
         while True:
             calls.make(self._connection.receive())
 
-    def _beat(self, calls: _Calls, alive_s: float) -> None:
+    def _beat(self, assembly: Assembly, calls: _Calls, experts: Experts | None, alive_s: float) -> None:
         with contextlib.suppress(Disconnected):
             while True:
-                self._connection.send(Alive(calls.num_made, *taken(self.device, self.ranks)))
+                usage = usage_of(assembly, self.device, self.ranks)
+                loads = experts.load().layers if experts is not None else {}
+                self._connection.send(Alive(calls.num_made, usage, calls.num_parts, loads))
                 time.sleep(alive_s)
 
 
 class _Calls:
-    def __init__(self, assembly: Assembly, connection: Connection) -> None:
+    def __init__(self, assembly: Assembly, connection: Connection, *, answers: bool) -> None:
+        """`answers`: the leader gets what the model makes of texts from this rank."""
         self._connection = connection
+        self._answers = answers
         self.num_made = 1  # the size was the first
         self._assembly = assembly
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-adapter")
         self._read: dict[str, Future[HostAdapter]] = {}
+
+    @property
+    def num_parts(self) -> int:
+        return self._assembly.embedder.num_parts if self._assembly.embedder is not None else 0
 
     def make(self, message: ToFollower) -> None:
         self._make(message)
@@ -90,22 +108,30 @@ class _Calls:
                 self._connection.send(Chosen(sampled))
             case ReadAdapter(path, digest):
                 assert assembly.adapters is not None
-                self._read[digest] = self._reader.submit(assembly.adapters.read, path, digest)
+                self._read[digest] = self._reader.submit(self._read_adapter, assembly.adapters, path, digest)
             case KeepAdapter(digest):
                 assert assembly.adapters is not None
                 assembly.adapters.keep(self._read.pop(digest).result())
             case ForgetAdapter(digest):
                 assert assembly.adapters is not None
+                self._read.pop(digest, None)
                 assembly.adapters.forget(digest)
             case ClearSlot(slot):
                 assert assembly.adapters is not None
                 assembly.adapters.clear(slot)
             case EmbedTexts(texts):
                 assert assembly.embedder is not None
-                assembly.embedder.embed(texts)
+                vectors = assembly.embedder.embed(texts)
+                if self._answers:
+                    self._connection.send(Vectors(vectors))
             case ScoreTexts(texts, scored):
                 assert assembly.embedder is not None
-                assembly.embedder.score(texts, scored)
+                scores = assembly.embedder.score(texts, scored)
+                if self._answers:
+                    self._connection.send(Scores(scores))
+            case PlaceExperts(layer, ranks):
+                assert assembly.experts is not None
+                assembly.experts.place(layer, ExpertPlacement(tuple(map(tuple, ranks))))
             case ParkMemory():
                 assert assembly.memory is not None
                 assembly.memory.park()
@@ -114,3 +140,17 @@ class _Calls:
                 assembly.memory.wake()
             case Agreed():
                 raise AssertionError("a size is agreed on once")
+
+    def _read_adapter(self, adapters: Adapters, path: str, digest: str) -> HostAdapter:
+        answer = AdapterRead(digest)
+        try:
+            return adapters.read(path, digest)
+        except PenstockError as error:
+            answer = AdapterRead(digest, error.code, error.message)
+            raise
+        except Exception as error:
+            answer = AdapterRead(digest, EngineFailed.code, f"the adapter could not be read: {error}")
+            raise
+        finally:
+            with contextlib.suppress(Disconnected):
+                self._connection.send(answer)

@@ -23,8 +23,9 @@ from penstock.api.relay import SECRET_VARIABLE as GATEWAY_SECRET_VARIABLE
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.nodes import SECRET_VARIABLE, NodeMap, Nodes, is_loopback_host
 from penstock.core.settings import EngineSettings
-from penstock.runner.ranks.connection import Connection, Disconnected, close, shut_down
-from penstock.runner.ranks.handshake import Refused, differences, receive_hello, welcome
+from penstock.link.connection import Connection, Disconnected, close, shut_down
+from penstock.link.proof import Refused
+from penstock.runner.ranks.handshake import differences, receive_hello, welcome
 from penstock.runner.ranks.messages import (
     Begin,
     FromNode,
@@ -255,7 +256,7 @@ class Gathering:
                     return self._begin(joined, store_port, settings)
                 except _NodeWentError as went:
                     log.warning("%s: all nodes are waited for anew", went)
-                    self._drop_all()
+                    self._drop(joined)
         finally:
             self.close()
 
@@ -305,13 +306,16 @@ class Gathering:
                 raise _NodeWentError(f"{nodes.name(late)} did not start its ranks")
             return Gathered(nodes, joined, dict(self._controls), dict(self._links))
 
-    def _drop_all(self) -> None:
+    def _drop(self, begun: dict[int, JoinedNode]) -> None:
+        """Those that were told to begin start anew. Who has come in the place of one that went stays: it was told
+        nothing yet."""
         with self._changed:
-            for node in self._joined.values():
+            for node in begun.values():
                 node.connection.close()
             for sock in (*self._controls.values(), *self._links.values()):
                 close(sock)
-            self._joined, self._controls, self._links, self._session = {}, {}, {}, ""
+            self._joined = {number: node for number, node in self._joined.items() if node is not begun.get(number)}
+            self._controls, self._links, self._session = {}, {}, ""
 
     def _present(self) -> set[int]:
         """Nodes that have joined and not gone; the others are forgotten."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -46,11 +47,19 @@ class DistributedRanks:
         self._first_rank = first_rank
         self._where = where
         self._is_gpu = device.type == "cuda"
+        if not self._is_gpu:  # the host does not wait for NCCL
+            self.communication_s = 0.0
         self._gathered_bytes = gathered_bytes
         own = PrefixStore(f"stage-{first_rank}", store)
         self._group: Any = self._guarded(
             lambda: make_group(device, own, shard.rank, shard.size, host=host, timeout_s=timeout_s)
         )
+        self._near: Any = self._group  # those that share out tokens with this one
+        if 1 < shard.sp < shard.size:
+            near, place = PrefixStore(f"near-{shard.neighbours.start}", own), shard.tokens.place
+            self._near = self._guarded(
+                lambda: make_group(device, near, place, shard.sp, host=host, timeout_s=timeout_s)
+            )
 
     def sum(self, x: Tensor) -> Tensor:
         if self._is_gpu:
@@ -72,10 +81,19 @@ class DistributedRanks:
         self._guarded(lambda: self._group.alltoall_base(received, padded, [], []).wait())
         return self._gathered(_added(received.view(size, each))).view(-1)[:count]
 
-    def gather(self, x: Tensor) -> Tensor:
-        part = x.contiguous()
-        parts = self._gathered(part.view(-1)).view(self.shard.size, *part.shape)
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        part, count = x.contiguous(), among or self.shard.size
+        assert count in (self.shard.size, self.shard.sp), "no such group"
+        group = self._group if count == self.shard.size else self._near
+        parts = self._gathered(part.view(-1), group, count).view(count, *part.shape)
         return torch.cat([*parts], dim=1)
+
+    def exchange(self, x: Tensor) -> Tensor:
+        parts = x.contiguous()
+        out = torch.empty_like(parts)
+        ways = out.view(torch.uint8).view(-1), parts.view(torch.uint8).view(-1)
+        self._guarded(lambda: self._near.alltoall_base(*ways, [], []).wait())
+        return out
 
     def broadcast(self, x: Tensor) -> Tensor:
         out = x.contiguous().clone()
@@ -85,15 +103,16 @@ class DistributedRanks:
     def give_up(self, rank: int) -> None:
         """A rank that waits gets an error when `timeout_s` is over, if its process has not been ended before."""
 
-    def _gathered(self, part: Tensor) -> Tensor:
-        """[ranks, numbers]"""
-        out = part.new_empty(self.shard.size, part.numel())
-        self._guarded(lambda: self._group._allgather_base(out.view(-1), part).wait())
+    def _gathered(self, part: Tensor, group: Any = None, count: int | None = None) -> Tensor:
+        """[ranks, numbers], of `count` ranks in `group`; None: of all."""
+        out = part.new_empty(count or self.shard.size, part.numel())
+        self._guarded(lambda: (group or self._group)._allgather_base(out.view(-1), part).wait())
         return out
 
     def _guarded(self, run: Callable[[], T]) -> T:
+        began_s = perf_counter()
         try:
-            return run()
+            found = run()
         except RuntimeError as error:  # torch has no other for what goes wrong between processes
             what = _words(error)
             if self.shard.size == 2:
@@ -102,6 +121,9 @@ class DistributedRanks:
             own = self._first_rank + self.shard.rank
             why = f"it lost touch with the other ranks of its stage: {what}"
             raise RankLost(own, why, self._where(own)) from None
+        if not self._is_gpu:
+            self.communication_s += perf_counter() - began_s
+        return found
 
 
 class DistributedLink:

@@ -1,43 +1,27 @@
 """The beginning of every connection between nodes: which protocol, who knows the secret, and what both must have in
 common. After it the socket is a rank's, and this module is done with it.
 
-    both        magic, protocol number, penstock's version, 32 random bytes
-    who called  HMAC-SHA256 by the secret, over both of these
-    the other   0 and such an HMAC of its own; or why not
+    both        proof that they know the secret: `link.proof`
     who called  a `Hello`
     the other   an `Answer`
 
-The secret itself is never sent. What follows is neither encrypted nor signed: it is for a network of one's own.
+What follows is neither encrypted nor signed: it is for a network of one's own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import socket
-import struct
 from collections.abc import Iterator
 
-from penstock import __version__
-from penstock.runner.ranks.connection import Connection, Disconnected, read_exactly, tune
+from penstock.link.connection import Connection, Disconnected, tune
+from penstock.link.proof import Refused, prove
 from penstock.runner.ranks.messages import Answer, GroupIdentity, Hello, Refusal, Welcome
 
-PROTOCOL = 1  # raised whenever messages between ranks or nodes change
+PROTOCOL = 2  # raised whenever messages between ranks or nodes change
 HANDSHAKE_S = 10.0
 MAX_HELLO_BYTES = 4 << 20  # digests of a model's files, of which there may be thousands
-_PREAMBLE = struct.Struct("<8sI32s32s")
 _MAGIC = b"PENSTOCK"
-_ACCEPTED, _WRONG_SECRET = b"\0", b"\1"
-
-
-class Refused(Exception):
-    """No connection, and why: told to whoever reads the log of either side."""
-
-    def __init__(self, reason: str, *, is_final: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.is_final = is_final  # to try again is of no use
+_SECRET = "PENSTOCK_RANKS_SECRET, or else gateway_secret"
 
 
 def dial(address: tuple[str, int], hello: Hello, secret: bytes, timeout_s: float, source: str = "") -> socket.socket:
@@ -47,7 +31,7 @@ def dial(address: tuple[str, int], hello: Hello, secret: bytes, timeout_s: float
     try:
         tune(sock, timeout_s)
         sock.settimeout(HANDSHAKE_S)
-        _prove(sock, secret, is_caller=True)
+        prove(sock, _MAGIC, PROTOCOL, secret, _SECRET, is_caller=True)
         connection = Connection(sock, Answer, max_bytes=MAX_HELLO_BYTES)
         connection.send(hello)
         answer = connection.receive(HANDSHAKE_S)
@@ -67,50 +51,13 @@ def receive_hello(sock: socket.socket, secret: bytes, timeout_s: float) -> tuple
     TimeoutError."""
     tune(sock, timeout_s)
     sock.settimeout(HANDSHAKE_S)
-    _prove(sock, secret, is_caller=False)
+    prove(sock, _MAGIC, PROTOCOL, secret, _SECRET, is_caller=False)
     connection = Connection(sock, Hello, max_bytes=MAX_HELLO_BYTES)
     return connection.receive(HANDSHAKE_S), connection
 
 
 def welcome(connection: Connection) -> None:
     connection.send(Welcome())
-
-
-def _prove(sock: socket.socket, secret: bytes, *, is_caller: bool) -> None:
-    """Both sides show that they know the secret. Raises Refused."""
-    own = _PREAMBLE.pack(_MAGIC, PROTOCOL, __version__.encode()[:32], os.urandom(32))
-    _send(sock, own)
-    other = bytes(read_exactly(sock, _PREAMBLE.size))
-    magic, protocol, encoded, _ = _PREAMBLE.unpack(other)
-    version = encoded.rstrip(b"\0").decode(errors="replace")
-    if magic != _MAGIC:
-        raise Refused("the other side is no penstock", is_final=False)
-    if (protocol, version) != (PROTOCOL, __version__):
-        there = f"penstock {version!r} (protocol {protocol}) there"
-        raise Refused(f"penstock {__version__!r} (protocol {PROTOCOL}) here, {there}", is_final=True)
-    both = own + other if is_caller else other + own  # the caller's first
-    caller_proof = hmac.digest(secret, b"caller" + both, hashlib.sha256)
-    proof = hmac.digest(secret, b"called" + both, hashlib.sha256)
-    if is_caller:
-        _send(sock, caller_proof)
-        if read_exactly(sock, 1) != _ACCEPTED:
-            raise Refused("it has another secret (PENSTOCK_RANKS_SECRET, or else gateway_secret)", is_final=True)
-        if not hmac.compare_digest(read_exactly(sock, len(proof)), proof):
-            raise Refused("it does not know the secret, though it says so", is_final=True)
-        return
-    if not hmac.compare_digest(read_exactly(sock, len(caller_proof)), caller_proof):
-        _send(sock, _WRONG_SECRET)
-        raise Refused("it has another secret (PENSTOCK_RANKS_SECRET, or else gateway_secret)", is_final=True)
-    _send(sock, _ACCEPTED + proof)
-
-
-def _send(sock: socket.socket, data: bytes) -> None:
-    try:
-        sock.sendall(data)
-    except TimeoutError:
-        raise
-    except OSError:
-        raise Disconnected from None
 
 
 def differences(leader: GroupIdentity, node: GroupIdentity, number: int) -> str:

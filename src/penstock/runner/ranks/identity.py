@@ -27,5 +27,5 @@ def group_identity(
     config = hashlib.sha256(msgspec.json.encode(files.config, order="deterministic")).hexdigest()[:32]
     weights = weights_identity(files.path) if settings.load != "dummy" and files.path.exists() else {}
     formats = {name: str(getattr(settings, name)) for name in _FORMATS}
-    asked = {name: value for name in ("tp", "pp", "ep") if (value := getattr(settings, name)) is not None}
+    asked = {name: value for name in ("tp", "pp", "ep", "sp") if (value := getattr(settings, name)) is not None}
     return GroupIdentity(nodes.count, parallelism, asked, config, weights, formats)

@@ -58,6 +58,11 @@ class Place:
     stage: Stage
     device: torch.device
 
+    @property
+    def answers(self) -> bool:
+        """Whether it is this follower whose results the leader needs: the first rank of a pipeline's last stage."""
+        return self.stage.before is not None and self.stage.after is None and self.ranks.shard.rank == 0
+
 
 def make_store(settings: EngineSettings, parallelism: Parallelism, nodes: NodeMap, host: str) -> TCPStore | None:
     """Where ranks find each other before they have collectives, made by the first, at its address. None: they have no
@@ -83,7 +88,7 @@ def join(
 ) -> Place:
     """A rank's place, by what it was given. All ranks call this at once."""
     number, tp = rank // parallelism.tp, parallelism.tp
-    shard, timeout_s = Shard(rank % tp, tp), settings.rank_timeout_s
+    shard, timeout_s = Shard(rank % tp, tp, parallelism.sp), settings.rank_timeout_s
     node = nodes.node_of(rank)
     own = nodes.ranks_of(node)
     device = device_of(settings.device, rank - own.start, len(own))
@@ -170,7 +175,10 @@ def _join_on_gpus(
 
     tp, size = parallelism.tp, parallelism.num_ranks
     group = meet(store, rank, size, tp)
-    ranks: JoinedRanks = SymmetricMemoryRanks(Shard(rank % tp, tp), device, group) if tp > 1 else LoneStage()
+    shard = Shard(rank % tp, tp, parallelism.sp)
+    ranks: JoinedRanks = LoneStage()
+    if tp > 1:
+        ranks = _with_nccl(settings, SymmetricMemoryRanks(shard, device, group), nodes, rank, device, store)
     if parallelism.pp == 1:
         return Place(parallelism, nodes, ranks, Stage(), device)
     memory = LinkMemory(rank, device)
@@ -183,6 +191,25 @@ def _join_on_gpus(
         before.offer()
     stage = Stage(stage_layers(config, parallelism.pp)[rank // tp], before, after)
     return Place(parallelism, nodes, ranks, stage, device)
+
+
+def _with_nccl(
+    settings: EngineSettings, small: JoinedRanks, nodes: NodeMap, rank: int, device: torch.device, store: Store
+) -> JoinedRanks:
+    """Large sums by NCCL, where each rank of this node has a GPU of its own: NCCL refuses two ranks on one."""
+    from torch.distributed import is_nccl_available
+
+    if torch.cuda.device_count() < sum(nodes.sizes) or not is_nccl_available():
+        return small
+    from penstock.runner.ranks.by_size import SumsBySize, nccl_beyond_bytes
+    from penstock.runner.ranks.gloo import DistributedRanks
+
+    shard = small.shard
+    large = DistributedRanks(
+        shard, device, store, host="", timeout_s=settings.rank_timeout_s, first_rank=rank - shard.rank
+    )
+    large.sum(torch.zeros(1, device=device))  # its connections and memory, before the cache takes the rest
+    return SumsBySize(small, large, beyond_bytes=nccl_beyond_bytes(shard.size))
 
 
 def _stream_dtype(settings: EngineSettings) -> torch.dtype:

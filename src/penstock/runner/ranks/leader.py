@@ -14,20 +14,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from torch._C._distributed_c10d import Store
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError, all_errors
+from penstock.core.expert_load import LayerLoad
 from penstock.core.model_config import ModelConfig
 from penstock.core.nodes import Nodes, spread
-from penstock.core.ranks import RankLost, RankReading
+from penstock.core.ranks import RankLost, RankReading, RankUsage
 from penstock.core.settings import EngineSettings
-from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.link.connection import Connection, Disconnected
 from penstock.runner.ranks.gathering import Gathered, Gathering, RemoteProcess
 from penstock.runner.ranks.join import JoinedRanks, Place, device_of, here_key, join, make_store
 from penstock.runner.ranks.messages import (
+    AdapterRead,
     Agreed,
     Alive,
     Chosen,
@@ -37,12 +39,13 @@ from penstock.runner.ranks.messages import (
     Lost,
     RankSpec,
     RunStep,
+    Scores,
     Sized,
     Started,
     ToFollower,
+    Vectors,
 )
 from penstock.runner.ranks.process import start_rank
-from penstock.runner.ranks.reading import taken
 from penstock.runner.ranks.ways import close_descriptors, make_ways
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
@@ -53,6 +56,7 @@ log = logging.getLogger("penstock.runner")
 _LOOPBACK = "127.0.0.1"
 _CAUSE_S = 1.0  # what another rank notices is told within this time of what we see ourselves
 _LOOK_S = 0.02
+T = TypeVar("T")
 OnLost = Callable[[RankLost], None]
 OnReading = Callable[[RankReading], None]
 
@@ -96,17 +100,17 @@ class Follower:
         assert isinstance(message, Sized | Started)
         return message
 
-    def next(self, timeout_s: float) -> Alive | Chosen | Lost:
+    def next(self, timeout_s: float) -> Alive | Chosen | AdapterRead | Vectors | Scores | Lost:
         """The next message while it runs."""
         try:
-            message = self._connection.receive(timeout_s)
+            message: FromFollower = self._connection.receive(timeout_s)
         except Disconnected:
             raise self.lost() from None
         except TimeoutError:
             raise RankLost(self.rank, f"its process has not answered for {timeout_s:g} s", self.where) from None
         if isinstance(message, FailedToStart):
             raise RankLost(self.rank, message.message, self.where)
-        assert isinstance(message, Alive | Chosen | Lost)
+        assert not isinstance(message, Sized | Started)
         return message
 
     @property
@@ -134,6 +138,22 @@ class Follower:
         return RankLost(self.rank, f"its process ended with status {status}", self.where)
 
 
+class Answers(Generic[T]):
+    """Answers of other ranks, in the order in which they come, for one that waits. A lost rank ends the wait."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[T | RankLost] = queue.SimpleQueue()
+
+    def put(self, answer: T | RankLost) -> None:
+        self._queue.put(answer)
+
+    def next(self) -> T:
+        found = self._queue.get()
+        if isinstance(found, RankLost):
+            raise found
+        return found
+
+
 class Leader:
     """All ranks, for the one that has the scheduler. `ranks` is its own side of the collectives."""
 
@@ -145,14 +165,18 @@ class Leader:
         self._chooser = place.parallelism.chooser
         self._followers = followers
         self._timeout_s = settings.rank_timeout_s  # how long a follower may be silent, or behind
-        self._chosen: queue.SimpleQueue[list[Sampled] | RankLost] = queue.SimpleQueue()
+        self._chosen = Answers[list[Sampled]]()
+        self._vectors = Answers[list[bytes]]()
+        self._scores = Answers[list[float]]()
+        self._adapters = Answers[PenstockError | None]()
+        self.expert_loads: dict[int, LayerLoad] = {}  # of other stages' layers, as they last said
         self._num_calls = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()  # adapters are read by a thread of their own
         self._cause: RankLost | None = None  # the first loss that was seen here, and not told by another rank
         self._is_found = threading.Event()
 
-    def agree(self, own: EngineSize, formats: str) -> EngineSize:
+    def agree(self, own: EngineSize, formats: str, placement: str = "") -> EngineSize:
         """The size that all ranks have room for; they are told."""
         sizes = [_sized(own, formats)]
         for follower in self._followers:
@@ -164,6 +188,12 @@ class Leader:
                     "need dtype and quant",
                     param="dtype",
                 )
+            if message.placement != placement:
+                raise ConfigError(
+                    f"{follower.name} has read other expert_counts than rank 0: nodes need the same file, and it must "
+                    "not change while they start",
+                    param="expert_counts",
+                )
             sizes.append(message)
         agreed = Sized(
             min(size.num_blocks for size in sizes),
@@ -173,10 +203,15 @@ class Leader:
         self.tell(Agreed(agreed))
         return with_size(own, agreed)
 
-    def started(self) -> None:
-        """Wait until every follower runs what it is sent."""
+    def started(self) -> tuple[str, ...]:
+        """Wait until every follower runs what it is sent. UUIDs of GPUs that ranks of this node have, but its own."""
+        found = []
         for follower in self._followers:
-            assert isinstance(follower.receive(), Started)
+            message = follower.receive()
+            assert isinstance(message, Started)
+            if self._nodes.node_of(follower.rank) == 0:
+                found.append(message.device)
+        return tuple(uuid for uuid in found if uuid)
 
     def tell(self, message: ToFollower) -> None:
         payload = self._encoder.encode(message)
@@ -199,16 +234,26 @@ class Leader:
 
     def chosen(self) -> list[Sampled]:
         """The tokens of the oldest step whose tokens were not asked for yet."""
-        found = self._chosen.get()
-        if isinstance(found, RankLost):
-            raise found
-        return found
+        return self._chosen.next()
 
-    def watch(self, on_lost: OnLost, on_reading: OnReading = lambda reading: None) -> None:
+    def vectors(self) -> list[bytes]:
+        """Those of the texts that the last stage of a pipeline was told to embed."""
+        return self._vectors.next()
+
+    def scores(self) -> list[float]:
+        return self._scores.next()
+
+    def adapter_errors(self) -> list[PenstockError]:
+        """Reasons of followers that could not read the adapter of which they were told; waits for all of them."""
+        return [error for _ in self._followers if (error := self._adapters.next()) is not None]
+
+    def watch(
+        self, on_lost: OnLost, on_reading: OnReading = lambda reading: None, usage: Callable[[], RankUsage] = RankUsage
+    ) -> None:
         """Listen to the followers, in threads. `on_lost` is called in one as soon as a follower's process has ended, is
-        silent, or makes no progress; `on_reading` whenever a rank has said how it stands."""
+        silent, or makes no progress; `on_reading` whenever a rank has said how it stands. `usage`: this rank's own."""
         for follower in self._followers:
-            args, name = (follower, on_lost, on_reading), f"watch-rank-{follower.rank}"
+            args, name = (follower, on_lost, on_reading, usage), f"watch-rank-{follower.rank}"
             threading.Thread(target=self._watch, args=args, name=name, daemon=True).start()
 
     def close(self) -> None:
@@ -216,22 +261,23 @@ class Leader:
         for follower in self._followers:
             follower.end()
 
-    def _watch(self, follower: Follower, on_lost: OnLost, on_reading: OnReading) -> None:
-        made, told, since_s = -1, 0, monotonic()
+    def _watch(
+        self, follower: Follower, on_lost: OnLost, on_reading: OnReading, usage: Callable[[], RankUsage]
+    ) -> None:
+        made, told, since_s = (-1, 0), 0, monotonic()
         try:
             while True:
                 message = follower.next(self._timeout_s)
-                if isinstance(message, Chosen):
-                    self._chosen.put(message.sampled)
+                if not isinstance(message, Alive):
+                    self._take(message, follower)
                     continue
-                if isinstance(message, Lost):
-                    self._is_found.wait(_CAUSE_S)
-                    raise self._cause or RankLost(message.rank, message.why, self._nodes.where(message.rank))
-                on_reading(RankReading(follower.rank, follower.where, message.memory_bytes, message.communication_s))
+                on_reading(RankReading(follower.rank, follower.where, message.usage))
                 if follower is self._followers[0]:  # this rank's own goes with it
-                    on_reading(RankReading(0, self._nodes.where(0), *taken(self.device, self.ranks)))
-                now_made = message.num_calls
-                if now_made != made or made >= told:  # it went on, or had nothing to do
+                    on_reading(RankReading(0, self._nodes.where(0), usage()))
+                for layer, load in message.experts.items():
+                    self.expert_loads[layer] = msgspec.structs.replace(load, first_rank=follower.rank)
+                now_made = (message.num_calls, message.num_parts)
+                if now_made != made or made[0] >= told:  # it went on, or had nothing to do
                     made, told, since_s = now_made, self._num_calls, monotonic()
                 elif monotonic() - since_s > self._timeout_s:
                     why = f"it has hung in a step for {self._timeout_s:g} s"
@@ -242,8 +288,23 @@ class Leader:
                 self._is_found.set()
             first = self._first_lost(lost)
             self.ranks.give_up(first.rank)
-            self._chosen.put(first)
+            for answers in (self._chosen, self._vectors, self._scores, self._adapters):
+                answers.put(first)
             on_lost(first)
+
+    def _take(self, message: Chosen | AdapterRead | Vectors | Scores | Lost, follower: Follower) -> None:
+        match message:
+            case Chosen(sampled):
+                self._chosen.put(sampled)
+            case Vectors(vectors):
+                self._vectors.put(vectors)
+            case Scores(scores):
+                self._scores.put(scores)
+            case AdapterRead(_, code, text):
+                self._adapters.put(_error(code, f"{follower.name}: {text}") if code else None)
+            case Lost(rank, why):
+                self._is_found.wait(_CAUSE_S)
+                raise self._cause or RankLost(rank, why, self._nodes.where(rank))
 
     def _first_lost(self, noticed: RankLost) -> RankLost:
         """A rank that was killed, where others have ended for want of it."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.core.expert_load import ExpertLoad
+from penstock.core.expert_placement import ExpertPlacement
 from penstock.core.parallelism import Parallelism
 from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
-from penstock.runner.assembly import Adapters, Assembly, Embedder, Memory
+from penstock.runner.assembly import Adapters, Assembly, Embedder, Experts, Memory
 from penstock.runner.ranks.leader import Leader
 from penstock.runner.ranks.messages import (
     ClearSlot,
@@ -16,11 +18,13 @@ from penstock.runner.ranks.messages import (
     ForgetAdapter,
     KeepAdapter,
     ParkMemory,
+    PlaceExperts,
     ReadAdapter,
     ScoreTexts,
     WakeMemory,
 )
 from penstock.runner.ranks.pipeline import PipelineRunner
+from penstock.runner.runner import in_step
 from penstock.sched.plan import Runner
 
 
@@ -28,11 +32,9 @@ def led(assembly: Assembly, leader: Leader, parallelism: Parallelism) -> Assembl
     """An assembly whose parts act on all ranks."""
     adapters, embedder, memory = assembly.adapters, assembly.embedder, assembly.memory
     runner: Runner = assembly.runner
-    if parallelism.pp > 1:
-        runner, embedder = (
-            PipelineRunner(assembly.rank_runner, leader),
-            None,
-        )  # states of all layers are at no one stage
+    is_pipeline = parallelism.pp > 1
+    if is_pipeline:
+        runner = PipelineRunner(assembly.rank_runner, leader)
     else:
         assembly.rank_runner.lead(leader.run)
     return replace(
@@ -40,8 +42,9 @@ def led(assembly: Assembly, leader: Leader, parallelism: Parallelism) -> Assembl
         runner=runner,
         parallelism=parallelism,
         adapters=LedAdapters(adapters, leader) if adapters is not None else None,
-        embedder=LedEmbedder(embedder, leader) if embedder is not None else None,
+        embedder=LedEmbedder(embedder, leader, is_pipeline=is_pipeline) if embedder is not None else None,
         memory=LedMemory(memory, leader) if memory is not None else None,
+        experts=LedExperts(assembly.experts, leader) if assembly.experts is not None else None,
     )
 
 
@@ -52,8 +55,18 @@ class LedAdapters:
         self._leader = leader
 
     def read(self, path: str, digest: str) -> HostAdapter:
+        """Every rank reads its part of the adapter. Where one cannot, none of them keeps it."""
         self._leader.tell(ReadAdapter(path, digest))
-        return self._own.read(path, digest)
+        own: HostAdapter | Exception
+        try:
+            own = self._own.read(path, digest)
+        except Exception as error:
+            own = error
+        errors = self._leader.adapter_errors()
+        if isinstance(own, HostAdapter) and not errors:
+            return own
+        self._leader.tell(ForgetAdapter(digest))
+        raise own if isinstance(own, Exception) else errors[0]
 
     def keep(self, adapter: HostAdapter) -> None:
         self._leader.tell(KeepAdapter(adapter.digest))
@@ -69,18 +82,44 @@ class LedAdapters:
 
 
 class LedEmbedder:
-    def __init__(self, own: Embedder, leader: Leader) -> None:
+    def __init__(self, own: Embedder, leader: Leader, *, is_pipeline: bool) -> None:
+        """`is_pipeline`: vectors and scores are made by the last stage."""
         self.most_tokens = own.most_tokens
         self._own = own
         self._leader = leader
+        self._is_pipeline = is_pipeline
+
+    @property
+    def num_parts(self) -> int:
+        return self._own.num_parts
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[bytes]:
         self._leader.tell(EmbedTexts([list(text) for text in texts]))
-        return self._own.embed(texts)
+        with in_step(self._leader.run):
+            own = self._own.embed(texts)
+        return self._leader.vectors() if self._is_pipeline else own
 
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
         self._leader.tell(ScoreTexts([list(text) for text in texts], list(scored)))
-        return self._own.score(texts, scored)
+        with in_step(self._leader.run):
+            own = self._own.score(texts, scored)
+        return self._leader.scores() if self._is_pipeline else own
+
+
+class LedExperts:
+    def __init__(self, own: Experts, leader: Leader) -> None:
+        self.redundant = own.redundant
+        self._own = own
+        self._leader = leader
+
+    def load(self) -> ExpertLoad:
+        """Layers of other stages are as old as those ranks' last sign of life."""
+        layers = {**self._own.load().layers, **self._leader.expert_loads}
+        return ExpertLoad(dict(sorted(layers.items())))
+
+    def place(self, layer: int, placement: ExpertPlacement) -> None:
+        self._leader.tell(PlaceExperts(layer, [list(experts) for experts in placement.ranks]))
+        self._own.place(layer, placement)
 
 
 class LedMemory:

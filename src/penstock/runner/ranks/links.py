@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from penstock.core.ranks import RankLost
-from penstock.runner.ranks.connection import tune
+from penstock.link.connection import tune
 
 _BUFFER_BYTES = 8 << 20
 
@@ -26,14 +27,18 @@ class SocketLink:
         self._hidden = hidden
         self._other = other
         self._where = where
+        self.communication_s = 0.0  # waits for the other stage included
 
     def send(self, x: Tensor) -> None:
+        began_s = perf_counter()
         try:
             self._socket.sendall(_bytes(x.float().contiguous()))
         except OSError as error:
             raise self._lost(f"it does not take the stream of a step ({error})") from None
+        self.communication_s += perf_counter() - began_s
 
     def receive(self, num_rows: int) -> Tensor:
+        began_s = perf_counter()
         out = torch.empty(num_rows, self._hidden, dtype=torch.float32)
         view = _bytes(out)
         while view:
@@ -44,6 +49,7 @@ class SocketLink:
             if not count:
                 raise self._lost("it closed its connection")
             view = view[count:]
+        self.communication_s += perf_counter() - began_s
         return out
 
     def _lost(self, why: str) -> RankLost:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.expert_load import LayerLoad
 from penstock.core.model_config import ModelConfig
 from penstock.core.nodes import NodeMap
 from penstock.core.parallelism import Parallelism
+from penstock.core.ranks import RankUsage
 from penstock.core.settings import EngineSettings
 from penstock.sched.plan import Sampled
 
@@ -46,24 +48,48 @@ class Sized(msgspec.Struct, frozen=True, tag=True):
     host_blocks: int
     staging_blocks: int
     formats: str = ""
+    placement: str = ""  # digest of which ranks have which experts
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
     """It runs what it is sent from now on."""
+
+    device: str = ""  # the UUID of its GPU; "": a CPU
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
     """Sent by a thread of its own, as long as the process runs."""
 
     num_calls: int  # that it has made, of those it was told of
-    memory_bytes: int = 0  # see `RankReading`
-    communication_s: float | None = None
+    usage: RankUsage = RankUsage()
+    num_parts: int = 0  # of texts, that it has computed: a long one is a long call
+    experts: dict[int, LayerLoad] = {}  # of its stage's layers; from the first rank of each stage of a mixture
 
 
 class Chosen(msgspec.Struct, frozen=True, tag=True):
     """The tokens of a step, by the last stage of a pipeline."""
 
     sampled: list[Sampled]
+
+
+class AdapterRead(msgspec.Struct, frozen=True, tag=True):
+    """It has read its part of an adapter, or could not."""
+
+    digest: str
+    code: str = ""  # of the error; "": it can be kept
+    message: str = ""
+
+
+class Vectors(msgspec.Struct, frozen=True, tag=True):
+    """Vectors of texts, by the last stage of a pipeline."""
+
+    vectors: list[bytes]
+
+
+class Scores(msgspec.Struct, frozen=True, tag=True):
+    """Scores of texts, by the last stage of a pipeline."""
+
+    scores: list[float]
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +106,7 @@ class FailedToStart(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromFollower = Sized | Started | Alive | Chosen | Lost | FailedToStart
+FromFollower = Sized | Started | Alive | Chosen | AdapterRead | Vectors | Scores | Lost | FailedToStart
 
 
 # -- to all followers, in one order
@@ -98,7 +124,7 @@ class RunStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Begin to read it; it is kept later, or not."""
+    """Begin to read it, and say how that went; it is kept later, or forgotten."""
 
     path: str
     digest: str
@@ -125,6 +151,11 @@ class ScoreTexts(msgspec.Struct, frozen=True, tag=True):
     scored: list[int]
 
 
+class PlaceExperts(msgspec.Struct, frozen=True, tag=True):
+    layer: int
+    ranks: list[list[int]]  # see `ExpertPlacement`
+
+
 class ParkMemory(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -142,6 +173,7 @@ ToFollower = (
     | ClearSlot
     | EmbedTexts
     | ScoreTexts
+    | PlaceExperts
     | ParkMemory
     | WakeMemory
 )

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -21,9 +20,10 @@ from penstock.core.errors import ConfigError, EngineUnavailable
 from penstock.core.model_config import ModelConfig
 from penstock.core.nodes import Nodes
 from penstock.core.settings import EngineSettings
-from penstock.runner.ranks.connection import Connection, Disconnected
+from penstock.link.connection import Connection, Disconnected
+from penstock.link.proof import Refused
 from penstock.runner.ranks.gathering import NodeListener, bind_here, check_secret, secret_of
-from penstock.runner.ranks.handshake import Refused, dial, welcome
+from penstock.runner.ranks.handshake import dial, welcome
 from penstock.runner.ranks.messages import (
     Begin,
     GroupIdentity,
@@ -36,7 +36,7 @@ from penstock.runner.ranks.messages import (
     RankSpec,
     Refusal,
 )
-from penstock.runner.ranks.process import start_rank
+from penstock.runner.ranks.process import LocalProcess, start_rank
 from penstock.runner.ranks.ways import close_descriptors, links_between, make_ways
 
 log = logging.getLogger("penstock.runner")
@@ -165,7 +165,7 @@ class NodeAgent:
         source = self._settings.node_host or ""
         return dial(address, hello, self._secret, self._settings.rank_timeout_s, source)
 
-    def _start(self, begin: Begin, links: _Links) -> dict[int, subprocess.Popen[bytes]]:
+    def _start(self, begin: Begin, links: _Links) -> dict[int, LocalProcess]:
         """Processes of this node's ranks, with all their sockets."""
         nodes, parallelism, node = begin.nodes, begin.parallelism, self._nodes.rank
         own, master = nodes.ranks_of(node), self._nodes.host
@@ -226,13 +226,13 @@ class _Links:
             return self._sockets.pop((session, sender))
 
 
-def _report_end(rank: int, process: subprocess.Popen[bytes], leader: Connection) -> None:
+def _report_end(rank: int, process: LocalProcess, leader: Connection) -> None:
     status = process.wait()
     with contextlib.suppress(Disconnected):
         leader.send(RankEnded(rank, status))
 
 
-def _end(processes: dict[int, subprocess.Popen[bytes]]) -> None:
+def _end(processes: dict[int, LocalProcess]) -> None:
     for process in processes.values():
         process.kill()
     for process in processes.values():

@@ -7,6 +7,7 @@ read by every rank from all others (one shot); large ones are summed piece by pi
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from penstock.model.shard import Shard
+from penstock.runner.ranks.collective_times import SIZES, CollectiveTimes, measure
 
 BUFFER_BYTES = 128 << 20  # of what a rank brings at a time; more goes in pieces
 _ONE_SHOT_BYTES = 512 << 10  # up to here one shot is faster: two ranks always, four on NVLink
@@ -24,6 +26,8 @@ _OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
 class SymmetricMemoryRanks:
+    is_estimated = True  # the time of its collectives: see `collective_times`
+
     def __init__(
         self, shard: Shard, device: torch.device, group: dist.ProcessGroup, *, buffer_bytes: int = BUFFER_BYTES
     ) -> None:
@@ -31,10 +35,15 @@ class SymmetricMemoryRanks:
         self.shard = shard
         self._group = group.group_name
         self._buffer, self._handle = _shared(buffer_bytes, device, group)
+        self.communication_s = 0.0
+        self._sum_times = self._gather_times = CollectiveTimes()
+        sizes = [size for size in SIZES if size <= buffer_bytes]
+        self._sum_times, self._gather_times = (measure(run, device, sizes) for run in (self.sum, self.gather))
 
     def sum(self, x: Tensor) -> Tensor:
         if x.dtype not in (torch.bfloat16, torch.float32):
             return self.sum(x.float()).to(x.dtype)
+        self.communication_s += self._sum_times.of(x.nbytes)
         flat, out = x.reshape(-1), torch.empty_like(x, memory_format=torch.contiguous_format)
         room = self._buffer.numel() // x.itemsize
         for begin in range(0, flat.numel(), room):
@@ -53,15 +62,29 @@ class SymmetricMemoryRanks:
             out.copy_(part[:count])
             self._handle.barrier(channel=2)  # others may still read what is written next
 
-    def gather(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor, among: int | None = None) -> Tensor:
+        self.communication_s += self._gather_times.of(x.nbytes)
+        count = among or self.shard.size
+        first = self.shard.rank // count * count
         rows = max(1, self._buffer.numel() // (x.shape[1] * x.itemsize))
-        return torch.cat([self._gather(some) for some in torch.split(x, rows)])
+        return _joined([self._gather(some, range(first, first + count)) for some in torch.split(x, rows)], 0)
 
-    def _gather(self, x: Tensor) -> Tensor:
-        self._buffer[: x.numel() * x.itemsize].view(x.dtype).copy_(x.reshape(-1))
+    def _gather(self, x: Tensor, ranks: range) -> Tensor:
+        return self._read(x, lambda buffer: torch.cat([buffer(rank) for rank in ranks], dim=1))
+
+    def exchange(self, x: Tensor) -> Tensor:
+        rows = max(1, self._buffer.numel() // (x.shape[0] * x.shape[2] * x.itemsize))
+        return _joined([self._exchange(some) for some in torch.split(x, rows, dim=1)], 1)
+
+    def _exchange(self, x: Tensor) -> Tensor:
+        ranks, place = self.shard.neighbours, self.shard.tokens.place
+        return self._read(x, lambda buffer: torch.stack([buffer(rank)[place] for rank in ranks]))
+
+    def _read(self, x: Tensor, combine: Callable[[Callable[[int], Tensor]], Tensor]) -> Tensor:
+        """The result of `combine`, which is given other ranks' x by their numbers."""
+        self._buffer[: x.numel() * x.itemsize].view(x.dtype).view(x.shape).copy_(x)
         self._handle.barrier(channel=0)
-        parts = [self._handle.get_buffer(rank, list(x.shape), x.dtype) for rank in range(self.shard.size)]
-        found = torch.cat(parts, dim=1)
+        found = combine(lambda rank: self._handle.get_buffer(rank, list(x.shape), x.dtype))
         self._handle.barrier(channel=1)  # nobody writes again before all have read
         return found
 
@@ -124,6 +147,10 @@ def meet(store: Store, rank: int, size: int, tp: int) -> dist.ProcessGroup:
     own = stages[rank // tp]
     assert isinstance(own, dist.ProcessGroup)
     return own
+
+
+def _joined(pieces: list[Tensor], dim: int) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=dim)
 
 
 def _shared(num_bytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[Tensor, Any]:

@@ -90,7 +90,14 @@ def compare(
     ideal = simulate(Oracle(plan, case.curve.begins_at), int(plan.starts[0]))
     begin = case.num_for(0, _BEGIN_S)
     found = [ideal if name == "oracle" else simulate(make_policy(name, case), begin) for name in policies]
-    return [replace(each, over_oracle=each.replica_hours / ideal.replica_hours) for each in found]
+    return [
+        replace(
+            each,
+            device_hours=each.replica_hours * case.profile.devices,
+            over_oracle=each.replica_hours / ideal.replica_hours,
+        )
+        for each in found
+    ]
 
 
 def make_policy(name: str, case: Case) -> Autoscaler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+from penstock.capacity.steady import Limits
 from penstock.core.slo import Slo
 from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.forecast import Forecaster
@@ -87,17 +88,5 @@ def resize(live: list[ReplicaView], wanted: int, reason: str) -> tuple[Action, .
 
 def capacity_profile(profile: Profile) -> CapacityProfile:
     """The simulator's profile of a replica, as the policy plans with it."""
-    cost = profile.cost
-    return CapacityProfile(
-        ReplicaCosts(
-            fixed_s=cost.step_s,
-            read_s=cost.weights_s,
-            linear_token_s=cost.token_s,
-            kv_tokens=profile.kv_tokens,
-            pair_s=cost.pair_s,
-            kv_token_s=cost.context_s,
-            sequence_s=cost.sequence_s,
-            max_num_seqs=profile.max_sequences,
-            chunk_tokens=profile.chunk_tokens,
-        )
-    )
+    limits = Limits(profile.kv_tokens, profile.max_sequences, profile.chunk_tokens)
+    return CapacityProfile(ReplicaCosts.from_step_cost(profile.cost.times, limits))

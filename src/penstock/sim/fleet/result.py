@@ -45,6 +45,7 @@ class FleetResult(Struct, frozen=True):
     most_active: int
     cpu_s: float = 0.0
     spot_hours: float = 0.0  # of `replica_hours`
+    device_hours: float = 0.0  # `replica_hours`, of all devices of each
     over_oracle: float | None = None  # replica-hours as a multiple of the oracle's
     timeline: list[Point] = []
 

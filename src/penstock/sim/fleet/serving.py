@@ -12,6 +12,7 @@ import math
 from functools import cache
 from typing import NamedTuple
 
+from penstock.core.errors import ConfigError
 from penstock.core.slo import Slo
 from penstock.sim.profile import Profile
 
@@ -59,6 +60,8 @@ class Serving:
     """One pool's requests. `queued` and `decoding` are numbers of requests; `tick` moves them by a second."""
 
     def __init__(self, profile: Profile, slo: Slo) -> None:
+        if profile.stages > 1:
+            raise ConfigError(f"{profile.name} is a pipeline, and pools of those are not simulated", param="profile")
         self.profile, self.slo = profile, slo
         self.queued = 0.0
         self.prefilling = 0.0  # requests between the queue and their first token
@@ -73,9 +76,9 @@ class Serving:
     def _work(self, prompt_tokens: float, output_tokens: float) -> Work:
         cost = self.profile.cost
         # Prompts are exponentially distributed: the mean of their squares is twice the square of the mean.
-        pairs_s = prompt_tokens * prompt_tokens * cost.pair_s
+        pairs_s = prompt_tokens * (prompt_tokens * cost.pair_s + cost.exchange_s)  # what no reading hides
         context = prompt_tokens + output_tokens  # an output is met in the midst of one twice as long
-        decode_s = cost.sequence_s + context * cost.context_s
+        decode_s = cost.sequence_s + cost.head_s + cost.exchange_s + context * cost.context_s
         work = Work(prompt_tokens, output_tokens, pairs_s, decode_s, 0.0)
         places, decodes = float(self.profile.max_sequences), 0.0
         for _ in range(30):

@@ -10,6 +10,7 @@ _COLUMNS: Sequence[tuple[str, Callable[[FleetResult], str]]] = (
     ("policy", lambda r: r.policy),
     ("in SLO", lambda r: f"{r.in_slo:.2%}"),
     ("replica-hours", lambda r: f"{r.replica_hours:,.1f}"),
+    ("device-hours", lambda r: f"{r.device_hours:,.1f}"),
     ("x oracle", lambda r: "-" if r.over_oracle is None else f"{r.over_oracle:.2f}"),
     ("parked hours", lambda r: f"{r.parked_hours:,.1f}"),
     ("cost", lambda r: f"{r.cost:,.0f}"),

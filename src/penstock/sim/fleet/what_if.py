@@ -127,10 +127,12 @@ def replica_profile(costs: ReplicaCosts, **more: object) -> Profile:
     cost = StepCost(
         step_s=costs.fixed_s,
         weights_s=costs.read_s,
-        token_s=costs.linear_token_s + costs.token_s,
+        token_s=costs.linear_token_s,
         pair_s=costs.pair_s,
         context_s=costs.kv_token_s,
-        sequence_s=costs.sequence_s + costs.head_token_s,
+        sequence_s=costs.sequence_s,
+        head_s=costs.head_token_s,
+        exchange_s=costs.token_s,
     )
     profile = Profile("recorded", cost, costs.kv_tokens, costs.max_num_seqs, costs.chunk_tokens)
     return replace(profile, **more)  # type: ignore[arg-type]

@@ -10,12 +10,15 @@ import torch
 
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, Norm, Stream
+from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton import TritonKV, TritonOps
 from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
+from penstock.model.ops.triton.attention.merge import merge_parts
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.model.ops.triton.common.device import capability
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.sequence import TokenSplit, packed
 from penstock.model.weights import Site
 from tests.equality.formats import FORMATS
 from tests.model.family_configs import CONFIGS
@@ -60,6 +63,10 @@ def experts(name: str, dtype: torch.dtype = HALF) -> None:
     for tokens in (1, 12, 40, 400):
         logits = torch.zeros(tokens, 8, dtype=dtype)
         ids, shares = ops.route(logits, 2, normalized=True)
+        counts = torch.zeros(8, 2, dtype=torch.int64)
+        singles = make_batch([(PagedSequence([1], [1]), 1)] * tokens)
+        for places in (None, torch.zeros(8, 3, dtype=torch.int32)):
+            ops.route(logits, 2, normalized=True, experts=ExpertMap(counts, places), batch=singles)
         made(torch.zeros(tokens, 256, dtype=dtype), ids, shares)
     ops.add_shared(*torch.zeros(2, 3, 256, dtype=dtype), torch.zeros(3, 1, dtype=dtype))
 
@@ -76,6 +83,18 @@ def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch
     for batch in batches:
         both.ours.begin(batch)
         both.ours.attention(both.qkv(batch.num_tokens), spec, angles, both.our_kv, batch)
+
+
+def sequence_parts(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype | None = None) -> None:
+    """Attention over the tokens that one of two ranks keeps, and the merge of what both found."""
+    both = Both(heads, dtype, block_size, 100, kv_dtype, tokens=TokenSplit(1, 2))
+    batches = [make_batch(both.work([(70, 1), (0, 45), (5, 1)])), spread(both.work([(30, 5), (7, 1)]))]
+    spec, angles = heads.spec(dtype), both.rope()
+    for batch in batches:
+        both.ours.begin(batch)
+        lse = torch.empty(batch.num_tokens, heads.num_heads)
+        out = both.ours.attended(both.qkv(batch.num_tokens), spec, angles, both.our_kv, batch, lse)
+        merge_parts(packed(out, lse, 2), heads.num_heads // 2)
 
 
 def family(name: str) -> None:
@@ -127,6 +146,9 @@ def launch_all() -> None:
         attention(Heads(4, 4, 96, cap=1.5), HALF, 16, FP8)
     attention(Heads(4, 2, 32, window=40), HALF, 16)
     attention(Heads(8, 2, 64), torch.float32, 64)
+    sequence_parts(Heads(8, 2, 128), HALF, 64, FP8 if capability() >= (8, 9) else None)
+    sequence_parts(Heads(4, 2, 32, window=40, norm=True), HALF, 16)
+    sequence_parts(Heads(8, 2, 64), torch.float32, 16)
     for name in CONFIGS:
         family(name)
     choices_and_blocks()

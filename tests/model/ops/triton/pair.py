@@ -15,6 +15,7 @@ from penstock.model.batch import Batch, SharedPrefixes
 from penstock.model.ops import AttentionSpec, KVShape, LayerKV, Rope
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
+from penstock.model.sequence import TokenSplit
 from tests.devices import DEVICE, IS_INTERPRETED, matrix
 from tests.model.paged import PagedSequence, make_batch
 
@@ -70,11 +71,14 @@ class Both:
     num_blocks: int
     kv_dtype: torch.dtype | None = None
     scales: tuple[float, float] = (1.0, 1.0)  # of keys and values
+    tokens: TokenSplit = TokenSplit()  # noqa: RUF009 (frozen): of each sequence, those that the cache keeps
 
     def __post_init__(self) -> None:
         self.ours = TritonOps(DEVICE, self.dtype, kv_dtype=self.kv_dtype)
         self.theirs = ReferenceOps(DEVICE, self.dtype, kv_dtype=self.kv_dtype)
-        shape = KVShape(2, self.num_blocks, self.block_size, self.heads.num_kv_heads, self.heads.head_dim)
+        heads = self.heads
+        shape = KVShape(2, self.num_blocks, self.block_size, heads.num_kv_heads, heads.head_dim, self.tokens)
+        self.table_block_size = shape.table_block_size
         self.our_kv, self.their_kv = (
             replace(ops.allocate_kv(shape)[1], key_scale=self.scales[0], value_scale=self.scales[1])
             for ops in (self.ours, self.theirs)
@@ -88,7 +92,7 @@ class Both:
         """Sequences of (tokens computed, tokens to come), in scattered blocks."""
         found = []
         for computed, count in lengths:
-            blocks = [self.free.pop() for _ in range(-(-(computed + count) // self.block_size))]
+            blocks = [self.free.pop() for _ in range(-(-(computed + count) // self.table_block_size))]
             found.append((PagedSequence([0] * (computed + count), blocks, computed), count))
         return found
 

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
-from penstock.model.ops.experts import HostExperts, add_shared, route
+from penstock.core.expert_placement import balanced_placement
+from penstock.model.batch import Batch
+from penstock.model.expert_layers import places_of
+from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.moe import routing
@@ -268,6 +271,56 @@ def test_routers_choose_as_torch_does(tokens: int, count: int, per_token: int, n
     their_ids, their_shares = route(logits, per_token, normalized=normalized)
     assert ids.tolist() == their_ids.tolist()
     torch.testing.assert_close(shares, their_shares)
+
+
+def batch_of(tokens: int, *, padding: int = 0) -> Batch:
+    """Single tokens, of which the last pad a captured step."""
+    dice = torch.Generator().manual_seed(tokens)
+    ints = {"dtype": torch.int32, "device": DEVICE}
+    contexts = torch.tensor([5] * (tokens - padding) + [0] * padding, **ints)  # type: ignore[arg-type]
+    ids, positions = torch.randint(0, 50_000, (2, tokens), generator=dice).to(**ints)  # type: ignore[call-overload]
+    starts, tables = torch.arange(tokens + 1).to(**ints), torch.zeros(tokens, 1).to(**ints)  # type: ignore[call-overload]
+    return Batch(ids, positions, starts, contexts, tables, starts[:-1].long(), tokens)
+
+
+@pytest.mark.parametrize("redundant", [0, 1])
+def test_routers_look_experts_up_and_count_them_as_the_reference_does(redundant: int) -> None:
+    """Tokens that pad a captured step are not counted."""
+    tokens, count, num_ranks = 9, 6, 2
+    logits = torch.randn(tokens, count, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    placement = balanced_placement([90, 2, 30, 4, 5, 1], num_ranks, redundant)
+    num_copies = num_ranks if redundant else 1
+    batch, total = batch_of(tokens), 0
+    for rank in range(num_ranks):
+        places = places_of(placement, rank, count, num_copies).to(DEVICE)
+        ours, theirs = (
+            ExpertMap(torch.zeros(count, num_copies, dtype=torch.int64, device=DEVICE), places) for _ in range(2)
+        )
+        ids, shares = routing.topk(logits, 2, normalized=True, experts=ours, batch=batch)
+        their_ids, their_shares = route(logits, 2, normalized=True, experts=theirs, batch=batch)
+        assert ids.tolist() == their_ids.tolist()
+        torch.testing.assert_close(shares, their_shares)
+        assert ours.counts.tolist() == theirs.counts.tolist()
+        total += int((ids >= 0).sum())
+        routing.topk(logits, 2, normalized=True, experts=ours, batch=batch_of(tokens, padding=4))
+        assert int(ours.counts.sum()) == 2 * (tokens + tokens - 4)
+    assert total == 2 * tokens, "each token goes to exactly one copy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["none", "int4"])
+def test_another_expert_takes_a_slot(name: Quant) -> None:
+    """At the same addresses: a captured graph goes on with it."""
+    wide = [(gate_up.to(DEVICE), down.to(DEVICE)) for gate_up, down in weights_of(4, 128, 128)]
+    pairs = [(to_quant(name, gate_up), to_quant(name, down)) for gate_up, down in wide]
+    ours = TritonOps(DEVICE, HALF).experts(4, iter(pairs[:2]))
+    assert isinstance(ours, GroupedExperts)
+    before = ours.gate_up.values.data_ptr()
+    x, (ids, shares) = rows_of(3, 128, HALF), choices(3, 2, 2, "even")
+    ours.put(1, *pairs[3])
+    assert ours.gate_up.values.data_ptr() == before
+    placed = [pairs[0], pairs[3]]
+    assert error(ours(x, ids, shares), expected(placed, x, ids, shares)) < TOLERANCES[HALF]
 
 
 def test_the_expert_that_all_tokens_pass_is_added() -> None:

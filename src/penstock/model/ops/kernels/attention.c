@@ -10,8 +10,12 @@
  * A row's context is cut in spans at fixed absolute positions. A span is attended alone, with its own maximum, and the
  * spans are merged in order. So a row's result depends on its keys and its position only: not on the chunk it came in,
  * not on the rows beside it, of its own sequence or of others that share the span, nor on whether its spans were computed
- * by one thread or by several. */
+ * by one thread or by several.
+ *
+ * Where ranks share out the tokens of a sequence, positions of a context are places among those that are kept here, and
+ * what is found is merged over the ranks by log-sum-exp. */
 #include "attention.h"
+#include "ranks.h"
 #include "sharing.h"
 #include "span.h"
 
@@ -42,7 +46,8 @@ static struct range seen_by(const struct call *c, const struct item *item, int r
 {
     int s = item->sequence, queries = c->batch->query_starts[s + 1] - c->batch->query_starts[s];
     int position = c->batch->context_lens[s] - queries + row / c->group;
-    return (struct range){c->layer->window ? most(0, position - c->layer->window + 1) : 0, position + 1};
+    int oldest = c->layer->window ? most(0, position - c->layer->window + 1) : 0;
+    return (struct range){kept(c->layer, oldest), kept(c->layer, position + 1)};
 }
 
 static struct rows rows_of(const struct call *c, const struct item *item)
@@ -168,9 +173,16 @@ static void write_result(const struct call *c, const struct item *item, struct r
     for (int r = 0; r < item->rows; r++) {
         int row = item->row + r, token = c->batch->query_starts[item->sequence] + row / c->group;
         int head = item->kv_head * c->group + row % c->group;
-        float *sums = result.sums + r * n, scale = 1.0f / result.rows[r].sum;
+        float *sums = result.sums + r * n, max = result.rows[r].max, scale = 1.0f / result.rows[r].sum;
+        float *out = c->out + ((size_t)(head / l->heads) * c->batch->tokens + token) * c->out_width;
+        head %= l->heads;
+        if (c->writes_lse) out[l->heads * l->dim + head] = max == -INFINITY ? max : max + logf(result.rows[r].sum);
+        if (max == -INFINITY) { /* it sees none of the tokens that are kept here */
+            memset(out + head * l->dim, 0, 4 * (size_t)l->dim);
+            continue;
+        }
         for (int d = 0; d < n; d += VL) store(sums + d, load(sums + d) * scale);
-        memcpy(c->out + ((size_t)token * l->heads + head) * l->dim, sums, 4 * (size_t)l->dim);
+        memcpy(out + head * l->dim, sums, 4 * (size_t)l->dim);
     }
 }
 
@@ -250,10 +262,10 @@ static void list_items(struct pool *pool, struct call *c)
     int tiles = 0, longest = 0;
     for (int s = 0; s < b->sequences; s++) {
         tiles += ceil_div((b->query_starts[s + 1] - b->query_starts[s]) * c->group, MOST_ROWS);
-        longest = most(longest, b->context_lens[s]);
+        longest = most(longest, kept(c->layer, b->context_lens[s]));
     }
     c->num_items = tiles * c->layer->kv_heads;
-    c->num_spans = ceil_div(longest, SPAN);
+    c->num_spans = most(1, ceil_div(longest, SPAN));
     c->items_per_chunk = least(most(c->num_items / (4 * pool_threads(pool)), 1), MOST_ITEMS_PER_CHUNK);
     struct item *items = pool_scratch(pool, SCRATCH_ITEMS, (size_t)c->num_items * sizeof *items);
     c->items = items;
@@ -267,37 +279,124 @@ static void list_items(struct pool *pool, struct call *c)
 
 struct sharing attention_sharing(struct pool *pool, const struct layer *l, const struct batch *b)
 {
-    int group = l->heads / l->kv_heads; /* who fills a tile alone gains nothing */
-    return sharing_find(pool, b, l->block_size, (MOST_ROWS - 1) / group);
+    int group = l->heads * l->ranks / l->kv_heads; /* who fills a tile alone gains nothing */
+    return sharing_find(pool, b, l, (MOST_ROWS - 1) / group);
 }
 
-void attention_run_shared(struct pool *pool, const struct layer *l, const struct batch *b, const struct sharing *sharing,
-                          const float *qkv, float *out)
+static void run(struct pool *pool, struct call *c)
 {
     static const struct sharing nothing;
-    struct call c = {.layer = l, .batch = b, .qkv = qkv, .out = out, .arithmetic = arithmetic_at(l->arithmetic)};
-    c.group = l->heads / l->kv_heads;
-    c.sharing = l->window ? &nothing : sharing; /* a window has another beginning for each */
-    c.q_stride = row_bytes(c.arithmetic, l->dim);
-    c.q = pool_scratch(pool, SCRATCH_ROWS, (size_t)b->tokens * l->heads * c.q_stride);
-    cache_describe(&c);
-    cache_write(pool, &c);
+    const struct layer *l = c->layer;
+    c->arithmetic = arithmetic_at(l->arithmetic);
+    c->group = c->heads / l->kv_heads;
+    if (l->window) c->sharing = &nothing; /* a window has another beginning for each */
+    c->q_stride = row_bytes(c->arithmetic, l->dim);
+    c->q = pool_scratch(pool, SCRATCH_ROWS, (size_t)c->batch->tokens * c->heads * c->q_stride);
+    cache_describe(c);
+    cache_write(pool, c);
 
-    list_items(pool, &c);
-    c.work_bytes = work_bytes(&c);
-    c.work = pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * c.work_bytes);
-    if (c.sharing->count) run_shared(pool, &c);
-    if (c.num_spans == 1 || c.num_items >= 4 * pool_threads(pool)) {
-        pool_run(pool, ceil_div(c.num_items, c.items_per_chunk), attend_items, &c);
+    list_items(pool, c);
+    c->work_bytes = work_bytes(c);
+    c->work = pool_scratch(pool, SCRATCH_WORK, pool_threads(pool) * c->work_bytes);
+    if (c->sharing->count) run_shared(pool, c);
+    if (c->num_spans == 1 || c->num_items >= 4 * pool_threads(pool)) {
+        pool_run(pool, ceil_div(c->num_items, c->items_per_chunk), attend_items, c);
         return;
     }
-    c.partials = pool_scratch(pool, SCRATCH_PARTIALS, (size_t)c.num_items * c.num_spans * result_bytes(&c, MOST_ROWS));
-    pool_run(pool, c.num_items * c.num_spans, attend_part, &c);
-    pool_run(pool, c.num_items, merge_parts, &c);
+    c->partials = pool_scratch(pool, SCRATCH_PARTIALS, (size_t)c->num_items * c->num_spans * result_bytes(c, MOST_ROWS));
+    pool_run(pool, c->num_items * c->num_spans, attend_part, c);
+    pool_run(pool, c->num_items, merge_parts, c);
 }
 
-void attention_run(struct pool *pool, const struct layer *l, const struct batch *b, const float *qkv, float *out)
+/* -- tokens that are shared out among ranks ------------------------------------------------------------------------- */
+
+static int part_width(const struct layer *l) { return l->heads * (l->dim + 1); }
+
+/* `queries` [tokens, ranks * heads * dim] of all ranks of the group, which `qkv` has not; `parts` [ranks][tokens] rows of
+ * heads * dim outputs and heads log-sum-exps. */
+static void run_part(struct pool *pool, const struct layer *l, const struct batch *b, const struct sharing *sharing,
+                     const float *queries, const float *qkv, float *parts)
+{
+    size_t own = (size_t)l->heads * l->dim, all = l->ranks * own, width = own + 2 * (size_t)l->kv_heads * l->dim;
+    struct call c = {.layer = l, .batch = b, .heads = l->heads * l->ranks, .queries = queries, .query_stride = all,
+                     .kv = qkv + own, .kv_stride = width, .out = parts, .out_width = part_width(l), .writes_lse = 1,
+                     .sharing = sharing};
+    run(pool, &c);
+}
+
+struct merging {
+    const struct layer *layer;
+    const float *parts;
+    float *out;
+    int tokens;
+};
+
+/* One token's heads, in the order of ranks: all that take part have seen the same query. */
+static void merge_token(void *argument, int token, int thread)
+{
+    (void)thread;
+    const struct merging *m = argument;
+    const struct layer *l = m->layer;
+    int width = part_width(l);
+    for (int head = 0; head < l->heads; head++) {
+        float *out = m->out + ((size_t)token * l->heads + head) * l->dim, max = -INFINITY, total = 0.0f;
+        for (int rank = 0; rank < l->ranks; rank++) {
+            float lse = m->parts[((size_t)rank * m->tokens + token) * width + l->heads * l->dim + head];
+            max = lse > max ? lse : max;
+        }
+        memset(out, 0, 4 * (size_t)l->dim);
+        for (int rank = 0; rank < l->ranks; rank++) {
+            const float *row = m->parts + ((size_t)rank * m->tokens + token) * width, *part = row + head * l->dim;
+            float lse = row[l->heads * l->dim + head], weight = lse == -INFINITY ? 0.0f : expf(lse - max);
+            for (int d = 0; d < l->dim; d++) out[d] += part[d] * weight;
+            total += weight;
+        }
+        for (int d = 0; d < l->dim; d++) out[d] /= total;
+    }
+}
+
+void attention_merge(struct pool *pool, const struct layer *l, const float *parts, float *out, int tokens)
+{
+    struct merging merging = {l, parts, out, tokens};
+    pool_run(pool, tokens, merge_token, &merging);
+}
+
+void attention_part(struct pool *pool, const struct layer *l, const struct batch *b, const float *queries,
+                    const float *qkv, float *parts)
 {
     struct sharing sharing = attention_sharing(pool, l, b);
-    attention_run_shared(pool, l, b, &sharing, qkv, out);
+    run_part(pool, l, b, &sharing, queries, qkv, parts);
+}
+
+/* Queries of all ranks of the group, attention over the tokens that are kept here, what all found for this rank's heads. */
+static int run_among(struct pool *pool, struct ranks *ranks, const struct layer *l, const struct batch *b,
+                     const struct sharing *sharing, const float *qkv, float *out)
+{
+    size_t m = (size_t)b->tokens, own = (size_t)l->heads * l->dim, width = own + 2 * (size_t)l->kv_heads * l->dim;
+    size_t parts_size = l->ranks * m * part_width(l);
+    float *queries = pool_scratch(pool, SCRATCH_GROUP, (m * l->ranks * own + 2 * parts_size) * sizeof(float));
+    float *parts = queries + m * l->ranks * own, *found = parts + parts_size;
+    if (ranks_gather(ranks, qkv, queries, m, own, width, l->ranks)) return ranks->lost;
+    run_part(pool, l, b, sharing, queries, qkv, parts);
+    if (ranks_exchange(ranks, parts, found, m, part_width(l), l->ranks)) return ranks->lost;
+    attention_merge(pool, l, found, out, b->tokens);
+    return 0;
+}
+
+int attention_run_shared(struct pool *pool, struct ranks *ranks, const struct layer *l, const struct batch *b,
+                         const struct sharing *sharing, const float *qkv, float *out)
+{
+    if (l->ranks > 1) return run_among(pool, ranks, l, b, sharing, qkv, out);
+    size_t own = (size_t)l->heads * l->dim, width = own + 2 * (size_t)l->kv_heads * l->dim;
+    struct call c = {.layer = l, .batch = b, .heads = l->heads, .queries = qkv, .query_stride = width, .kv = qkv + own,
+                     .kv_stride = width, .out = out, .out_width = (int)own, .sharing = sharing};
+    run(pool, &c);
+    return 0;
+}
+
+int attention_run(struct pool *pool, struct ranks *ranks, const struct layer *l, const struct batch *b, const float *qkv,
+                  float *out)
+{
+    struct sharing sharing = attention_sharing(pool, l, b);
+    return attention_run_shared(pool, ranks, l, b, &sharing, qkv, out);
 }

@@ -20,6 +20,7 @@ struct layer {
     float scale, norm_eps;
     float cap; /* of scores; 0: none */
     int32_t settled; /* the cache lies in huge pages: fetching ahead is cheap */
+    int32_t place, ranks; /* of every `ranks` blocks of a sequence the one at `place` is kept here; 0, 1: all are */
 };
 
 struct batch {
@@ -30,13 +31,20 @@ struct batch {
     int32_t table_stride, sequences, tokens;
 };
 
+struct ranks;
 struct sharing;
 
 struct call {
     const struct layer *layer;
     const struct batch *batch;
-    const float *qkv; /* [tokens, (heads + 2 * kv_heads) * dim] */
-    float *out; /* [tokens, heads * dim] */
+    int heads; /* of queries: those of all ranks that share out a sequence */
+    const float *queries; /* [tokens, heads * dim], query_stride apart */
+    size_t query_stride;
+    const float *kv; /* [tokens, 2 * kv_heads * dim], kv_stride apart */
+    size_t kv_stride;
+    float *out; /* heads of one rank after the other: [ranks][tokens] rows of out_width, [heads * dim] in each */
+    int out_width;
+    int writes_lse; /* log-sum-exps of scores lie behind the outputs of each row */
     const struct arithmetic *arithmetic;
     int group; /* heads per KV head */
     int value_panels;
@@ -56,20 +64,32 @@ struct call {
     char *shared_partials; /* of every row of every shared span */
 };
 
+/* How many of a sequence's first `count` tokens are kept here: the place of the next one, if it is kept too. */
+INLINE int kept(const struct layer *l, int count)
+{
+    if (l->ranks == 1) return count;
+    int whole = l->block_size * l->ranks, newest = count % whole - l->place * l->block_size;
+    return count / whole * l->block_size + (newest < 0 ? 0 : newest < l->block_size ? newest : l->block_size);
+}
+
+INLINE int keeps(const struct layer *l, int position) { return position / l->block_size % l->ranks == l->place; }
+
 /* Fill in where the cache's parts lie. */
 void cache_describe(struct call *c);
 
 /* Norm and rotate every token's q and k; q goes to c->q, k and v into the cache. */
 void cache_write(struct pool *pool, struct call *c);
 
-/* The panels of a KV head's tiles, 16 positions each, that cover [first, end) of a sequence; first is a multiple of 16.
+/* The panels of a KV head's tiles, 16 positions each, that cover [first, end) of what is kept of a sequence; first is a
+ * multiple of 16.
  * Returns the bytes from a tile's value panel to its next. Where blocks are no multiple of 16 positions the tiles are
  * put together in `spare`, of cache_spare_bytes for so many tiles. */
 size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, int end, const char **keys,
                    const char **values, char *spare);
 size_t cache_spare_bytes(const struct call *c, int tiles);
 
-/* One layer's attention of a step, whose `sharing` is attention_sharing's of any of its layers. */
+/* One layer's attention of a step, whose `sharing` is attention_sharing's of any of its layers. Where ranks share out
+ * tokens, all of them call it at once; returns 0, or 1 + the rank that was lost. */
 struct sharing attention_sharing(struct pool *pool, const struct layer *l, const struct batch *b);
-void attention_run_shared(struct pool *pool, const struct layer *l, const struct batch *b, const struct sharing *sharing,
-                          const float *qkv, float *out);
+int attention_run_shared(struct pool *pool, struct ranks *ranks, const struct layer *l, const struct batch *b,
+                         const struct sharing *sharing, const float *qkv, float *out);

@@ -48,6 +48,7 @@ struct slot { /* a position's place in its block */
     int index; /* in the block */
 };
 
+/* `position`: among those that are kept here. */
 INLINE struct slot slot_of(const struct call *c, int sequence, int position, int kv_head)
 {
     const struct layer *l = c->layer;
@@ -86,8 +87,8 @@ static void write_token(const struct call *c, int sequence, int token, int kv_he
 {
     const struct layer *l = c->layer;
     const struct arithmetic *f = c->arithmetic;
-    int position = c->batch->positions[token];
-    struct slot slot = slot_of(c, sequence, position, kv_head);
+    int position = c->batch->positions[token], place = kept(l, position);
+    struct slot slot = slot_of(c, sequence, place, kv_head);
     float rotated[MOST_DIM];
     char stored_key[(MOST_DIM + 1) * STEP_BYTES], stored[(MOST_DIM + 1) * STEP_BYTES] = {0};
     rotate(l, key, l->k_norm, position, 1.0f, rotated);
@@ -97,7 +98,7 @@ static void write_token(const struct call *c, int sequence, int token, int kv_he
     panel_put_column(slot.keys, slot.column, c->key_columns, stored_key, key_steps(f, l->dim));
 
     static const char nothing[PANEL * STEP_BYTES];
-    int is_newest = position + 1 == c->batch->context_lens[sequence];
+    int is_newest = place + 1 == kept(l, c->batch->context_lens[sequence]);
     for (int panel = 0; panel < c->value_panels; panel++) {
         char *to = slot.values + panel * panel_bytes(f, l->block_size);
         panel_put_row(f, to, slot.index, stored + panel * PANEL * (STEP_BYTES / f->step));
@@ -124,10 +125,11 @@ static void write_chunk(void *argument, int chunk, int thread)
     const struct layer *l = c->layer;
     for (int token = chunk * CHUNK_TOKENS; token < (chunk + 1) * CHUNK_TOKENS && token < c->batch->tokens; token++) {
         int sequence = sequence_of(c->batch, token), position = c->batch->positions[token];
-        const float *q = c->qkv + (size_t)token * (l->heads + 2 * l->kv_heads) * l->dim;
-        const float *k = q + (size_t)l->heads * l->dim, *v = k + (size_t)l->kv_heads * l->dim;
+        const float *q = c->queries + (size_t)token * c->query_stride;
+        const float *k = c->kv + (size_t)token * c->kv_stride, *v = k + (size_t)l->kv_heads * l->dim;
+        int is_kept = keeps(l, position);
         for (int kv_head = 0; kv_head < l->kv_heads; kv_head++) {
-            write_token(c, sequence, token, kv_head, k + kv_head * l->dim, v + kv_head * l->dim);
+            if (is_kept) write_token(c, sequence, token, kv_head, k + kv_head * l->dim, v + kv_head * l->dim);
             char *to = c->q + ((size_t)kv_head * c->batch->tokens + token) * c->group * c->q_stride;
             for (int g = 0; g < c->group; g++) {
                 float rotated[MOST_DIM];

@@ -59,7 +59,7 @@ int layers_run(struct pool *pool, struct ranks *ranks, const struct decoder_laye
         const struct decoder_layer *l = layers + i;
         struct source before = {i ? pending : residual, i ? residual : NULL, l->attention_norm, l->attention_eps, 0};
         linear_run_with(pool, l->qkv, &before, b.qkv, m, &prefetch);
-        attention_run_shared(pool, l->attention, batch, &sharing, b.qkv, b.attended);
+        if (attention_run_shared(pool, ranks, l->attention, batch, &sharing, b.qkv, b.attended)) break;
         if (i + 1 < count) kv_prefetch_begin(&prefetch, l[1].attention);
         struct source attended = {.x = b.attended}, gated = {.x = b.gate_up, .gated = 1};
         if (linear_summed(pool, ranks, l->output, &attended, pending, m, &prefetch)) break;

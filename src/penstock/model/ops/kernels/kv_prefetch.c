@@ -13,12 +13,12 @@ struct kv_prefetch kv_prefetch_new(struct pool *pool, const struct layer *l, con
     cache_describe(&c);
     struct kv_prefetch prefetch = {.key_bytes = l->kv_heads * c.key_bytes, .value_bytes = l->kv_heads * c.value_bytes};
     int most = (int)(MAX_BYTES / (prefetch.key_bytes + prefetch.value_bytes)), count = 0;
-    for (int s = 0; s < b->sequences; s++) count += ceil_div(b->context_lens[s], l->block_size);
+    for (int s = 0; s < b->sequences; s++) count += ceil_div(kept(l, b->context_lens[s]), l->block_size);
     int32_t *blocks = pool_scratch(pool, SCRATCH_KV_PREFETCH, (size_t)count * sizeof *blocks);
     prefetch.blocks = blocks;
     for (int s = 0; s < b->sequences; s++) {
         const int32_t *table = b->block_tables + (size_t)s * b->table_stride;
-        int own = ceil_div(b->context_lens[s], l->block_size);
+        int own = ceil_div(kept(l, b->context_lens[s]), l->block_size);
         memcpy(blocks, table, (size_t)own * sizeof *blocks);
         blocks += own;
     }

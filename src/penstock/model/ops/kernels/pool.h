@@ -27,6 +27,7 @@ enum purpose {
     SCRATCH_KV_PREFETCH,
     SCRATCH_SHARED_ITEMS,
     SCRATCH_SHARED_PARTIALS,
+    SCRATCH_GROUP,
     PURPOSES
 };
 void *pool_scratch(struct pool *pool, enum purpose purpose, size_t bytes);

@@ -140,20 +140,40 @@ int ranks_sum(struct pool *pool, struct ranks *r, const float *part, float *out,
     return r->lost;
 }
 
-int ranks_gather(struct ranks *r, const float *part, float *out, size_t m, size_t n)
+int ranks_gather(struct ranks *r, const float *part, float *out, size_t m, size_t n, size_t stride, int count)
 {
     size_t rows = r->slot_bytes / sizeof(float) / n; /* a slot has room for a row of logits: see library.py */
+    int first = r->rank / count * count;
     int64_t began = now_ns();
     for (size_t done = 0; done < m && !r->lost; done += rows) {
-        size_t count = m - done < rows ? m - done : rows;
-        r->round++;
-        memcpy(slot_of(r, r->rank, r->round), part + done * n, count * n * sizeof(float));
+        size_t some = m - done < rows ? m - done : rows;
+        float *slot = slot_of(r, r->rank, ++r->round);
+        for (size_t row = 0; row < some; row++)
+            memcpy(slot + row * n, part + (done + row) * stride, n * sizeof(float));
         if (meet(r)) break;
-        for (int rank = 0; rank < r->size; rank++) {
-            const float *from = slot_of(r, rank, r->round);
-            for (size_t row = 0; row < count; row++)
-                memcpy(out + ((done + row) * r->size + rank) * n, from + row * n, n * sizeof(float));
+        for (int place = 0; place < count; place++) {
+            const float *from = slot_of(r, first + place, r->round);
+            for (size_t row = 0; row < some; row++)
+                memcpy(out + ((done + row) * count + place) * n, from + row * n, n * sizeof(float));
         }
+    }
+    r->spent_ns += now_ns() - began;
+    return r->lost;
+}
+
+int ranks_exchange(struct ranks *r, const float *parts, float *out, size_t m, size_t n, int count)
+{
+    size_t rows = r->slot_bytes / sizeof(float) / (n * count);
+    int first = r->rank / count * count, own = r->rank - first;
+    int64_t began = now_ns();
+    for (size_t done = 0; done < m && !r->lost; done += rows) {
+        size_t some = (m - done < rows ? m - done : rows) * n;
+        float *slot = slot_of(r, r->rank, ++r->round);
+        for (int place = 0; place < count; place++)
+            memcpy(slot + place * some, parts + (place * m + done) * n, some * sizeof(float));
+        if (meet(r)) break;
+        for (int place = 0; place < count; place++)
+            memcpy(out + (place * m + done) * n, slot_of(r, first + place, r->round) + own * some, some * sizeof(float));
     }
     r->spent_ns += now_ns() - began;
     return r->lost;

@@ -28,8 +28,12 @@ float *ranks_slot(const struct ranks *ranks, size_t n);
  * rank's slot, or `out`. Returns 0, or 1 + the rank that was lost: `out` is worth nothing then. */
 int ranks_sum(struct pool *pool, struct ranks *ranks, const float *part, float *out, size_t n);
 
-/* out [m, size * n] = all ranks' `part` [m, n] side by side. */
-int ranks_gather(struct ranks *ranks, const float *part, float *out, size_t m, size_t n);
+/* out [m, count * n] = `part` [m, n], `stride` apart, of a group of `count` neighbours side by side. All ranks call it. */
+int ranks_gather(struct ranks *ranks, const float *part, float *out, size_t m, size_t n, size_t stride, int count);
+
+/* Among groups of `count` neighbours: `parts` [count, m, n] has one for each of them, and out [count, m, n] = what each
+ * of them has for this rank. All ranks call it. */
+int ranks_exchange(struct ranks *ranks, const float *parts, float *out, size_t m, size_t n, int count);
 
 /* Tell all ranks that one of them is gone. Whoever waits gives up. */
 void ranks_give_up(struct ranks *ranks, int gone);

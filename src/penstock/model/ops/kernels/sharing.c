@@ -16,7 +16,7 @@ struct candidate {
 
 struct search {
     const struct batch *batch;
-    int block_size;
+    const struct layer *layer;
     struct candidate *candidates;
     struct shared_span *spans;
     int *tokens, *places;
@@ -26,19 +26,19 @@ struct search {
 static int queries_of(const struct batch *b, int sequence) { return b->query_starts[sequence + 1] - b->query_starts[sequence]; }
 
 /* Spans that lie before all of a sequence's queries. */
-static int whole_spans(const struct batch *b, int sequence)
+static int whole_spans(const struct batch *b, const struct layer *l, int sequence)
 {
-    return (b->context_lens[sequence] - queries_of(b, sequence)) / SPAN;
+    return kept(l, b->context_lens[sequence] - queries_of(b, sequence)) / SPAN;
 }
 
 static const int32_t *blocks_at(const struct search *s, int sequence, int span)
 {
-    return s->batch->block_tables + (size_t)sequence * s->batch->table_stride + span * SPAN / s->block_size;
+    return s->batch->block_tables + (size_t)sequence * s->batch->table_stride + span * SPAN / s->layer->block_size;
 }
 
 static int is_same(const struct search *s, int a, int b, int span)
 {
-    int blocks = ceil_div((span + 1) * SPAN, s->block_size) - span * SPAN / s->block_size;
+    int blocks = ceil_div((span + 1) * SPAN, s->layer->block_size) - span * SPAN / s->layer->block_size;
     return !memcmp(blocks_at(s, a, span), blocks_at(s, b, span), (size_t)blocks * sizeof(int32_t));
 }
 
@@ -61,7 +61,7 @@ static int share_span(struct search *s, int span, int count)
     struct candidate *all = s->candidates;
     int left = 0;
     for (int i = 0; i < count; i++)
-        if (span < whole_spans(s->batch, all[i].sequence))
+        if (span < whole_spans(s->batch, s->layer, all[i].sequence))
             all[left++] = (struct candidate){*blocks_at(s, all[i].sequence, span), all[i].sequence};
     qsort(all, (size_t)left, sizeof *all, by_block);
     int kept = 0;
@@ -78,13 +78,13 @@ static int share_span(struct search *s, int span, int count)
     return kept;
 }
 
-struct sharing sharing_find(struct pool *pool, const struct batch *b, int block_size, int most_queries)
+struct sharing sharing_find(struct pool *pool, const struct batch *b, const struct layer *l, int most_queries)
 {
-    struct search s = {.batch = b, .block_size = block_size};
+    struct search s = {.batch = b, .layer = l};
     int num_spans = 0, num_queries = 0, count = 0;
     for (int sequence = 0; sequence < b->sequences; sequence++) {
-        if (queries_of(b, sequence) > most_queries || !whole_spans(b, sequence)) continue;
-        if (whole_spans(b, sequence) > num_spans) num_spans = whole_spans(b, sequence);
+        if (queries_of(b, sequence) > most_queries || !whole_spans(b, l, sequence)) continue;
+        if (whole_spans(b, l, sequence) > num_spans) num_spans = whole_spans(b, l, sequence);
         num_queries += queries_of(b, sequence);
         count++;
     }
@@ -100,7 +100,7 @@ struct sharing sharing_find(struct pool *pool, const struct batch *b, int block_
     memset(s.places, -1, places * sizeof(int));
     count = 0;
     for (int sequence = 0; sequence < b->sequences; sequence++)
-        if (queries_of(b, sequence) <= most_queries && whole_spans(b, sequence)) s.candidates[count++].sequence = sequence;
+        if (queries_of(b, sequence) <= most_queries && whole_spans(b, l, sequence)) s.candidates[count++].sequence = sequence;
     for (int span = 0; count && span < num_spans; span++) count = share_span(&s, span, count);
     return s.found;
 }

@@ -22,7 +22,7 @@ struct sharing {
 };
 
 /* Sequences with more than `most_queries` are left alone. What is found lasts until the next call. */
-struct sharing sharing_find(struct pool *pool, const struct batch *b, int block_size, int most_queries);
+struct sharing sharing_find(struct pool *pool, const struct batch *b, const struct layer *l, int most_queries);
 
 INLINE int shared_place(const struct sharing *sharing, int sequence, int span)
 {

@@ -34,9 +34,11 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton.attention.decode import attend_decodes
 from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
 from penstock.model.ops.triton.attention.kv_store import store_chunks, store_singles
+from penstock.model.ops.triton.attention.merge import merge_parts
 from penstock.model.ops.triton.attention.prefill import attend_chunks
 from penstock.model.ops.triton.attention.shared_prefix import attend_shared
 from penstock.model.ops.triton.common import rowwise
@@ -51,6 +53,7 @@ from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.sequence import TokenSplit
 
 if TYPE_CHECKING:
     from penstock.model.lora_slots import Slots
@@ -84,6 +87,7 @@ class TritonOps:
         # Ampere and later multiply int8 as fast as Triton's kernels for a few rows need it.
         self._has_int8 = dtype is not torch.float32 and capability(self.device) >= (8, 0)
         self._num_kv_heads = 1
+        self._block_size, self._tokens = MIN_BLOCK_SIZE, TokenSplit()
         self._step: Step | None = None
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
@@ -105,8 +109,16 @@ class TritonOps:
         stacks = experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
         return replace(stacks, is_part=is_part)
 
-    def route(self, logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        return routing.topk(logits, per_token, normalized=normalized)
+    def route(
+        self,
+        logits: Tensor,
+        per_token: int,
+        *,
+        normalized: bool,
+        experts: ExpertMap | None = None,
+        batch: Batch | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return routing.topk(logits, per_token, normalized=normalized, experts=experts, batch=batch)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return routing.add_shared(found, made, logits)
@@ -166,28 +178,54 @@ class TritonOps:
         self._num_kv_heads = shape.num_kv_heads
         size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         pool = (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
-        return [TritonKV(layer[0], layer[1], shape.block_size, pool) for layer in pool]
+        self._block_size, self._tokens = shape.block_size, shape.tokens
+        return [TritonKV(layer[0], layer[1], shape.block_size, pool, tokens=shape.tokens) for layer in pool]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass
 
     def begin(self, batch: Batch) -> None:
-        plan = plan_decodes(batch, self._num_kv_heads, self._num_processors) if batch.num_decodes else None
+        plan = None
+        if batch.num_decodes:
+            plan = plan_decodes(batch, self._num_kv_heads, self._num_processors, self._block_size, self._tokens)
         self._step = Step(batch, plan)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        if spec.sequence is None:
+            return self.attended(qkv, spec, rope, kv, batch)
+        lse = qkv.new_empty(batch.num_tokens, spec.num_group_heads, dtype=torch.float32)
+
+        def attend(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+            return self.attended(qkv, spec, rope, kv, batch, lse), lse
+
+        return spec.sequence.attention(qkv, spec, attend, merge_parts)
+
+    def attended(
+        self,
+        qkv: Tensor,
+        spec: AttentionSpec,
+        rope: Rope,
+        kv: LayerKV,
+        batch: Batch,
+        lse: Tensor | None = None,
+    ) -> Tensor:
+        """Over the tokens that the cache keeps. `lse` [tokens, heads] float32: where log-sum-exps of scores go, if
+        other ranks keep more of them."""
         step = self._step
         assert step is not None, "a step must begin first"
         assert step.batch is batch, "another step was begun"
         out = qkv.new_empty(batch.num_tokens, spec.num_heads * spec.head_dim)
+        if lse is not None:
+            out.zero_()  # rows of padding, which nobody writes, are merged too
+            lse.fill_(-torch.inf)
         if batch.num_decodes < batch.num_sequences:
             store_chunks(qkv, spec, rope, kv, batch)
-            attend_chunks(qkv, spec, rope, kv, batch, out)
+            attend_chunks(qkv, spec, rope, kv, batch, out, lse=lse)
         if step.plan is not None:
             if batch.stores_first:
                 store_singles(qkv, spec, rope, kv, batch)
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
-            attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared)
+            attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared, lse=lse)
         return out
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:

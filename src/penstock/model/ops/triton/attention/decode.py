@@ -24,11 +24,14 @@ from penstock.model.ops.triton.attention.online_softmax import (
     capped,
     joined,
     load_partial,
+    log_sum_exp,
     nothing_yet,
+    outputs,
     store_partial,
 )
 from penstock.model.ops.triton.attention.prefill import keys_per_tile
 from penstock.model.ops.triton.attention.rope import Rotation, Shape, as_stored, load_rotated
+from penstock.model.ops.triton.attention.token_split import keeps, kept
 from penstock.model.ops.triton.common.pdl import has_pdl, wait_for_previous
 from penstock.model.ops.triton.common.tiling import Tiling
 
@@ -50,8 +53,11 @@ def attend_decodes(
     tiling: Tiling | None = None,
     *,
     shared: Partials | None = None,
+    lse: Tensor | None = None,
 ) -> None:
-    """`shared` is what `attend_shared` found in the prefixes that `batch.shared` tells of."""
+    """`shared` is what `attend_shared` found in the prefixes that `batch.shared` tells of. `lse` [tokens, heads]
+    float32: where log-sum-exps of scores go, if ranks share out tokens."""
+    assert (lse is not None) == (kv.tokens.size > 1)
     assert (shared is None) == (batch.shared is None)
     assert shared is None or spec.window is None, "a window may begin after a prefix"
     tiling = tiling or tiling_of(qkv.dtype, spec.head_dim, kv.block_size)
@@ -60,9 +66,11 @@ def attend_decodes(
     _attend_decodes_kernel[(spec.num_kv_heads, num_chunks)](
         qkv,
         out,
+        lse,
         kv.keys,
         kv.values,
         Rotation.of(spec, rope),
+        batch.context_lens if lse is not None else None,
         batch.block_tables,
         plan.chunks,
         plan.num_chunks,
@@ -88,14 +96,17 @@ def attend_decodes(
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables_ptr", "shared_sequences_ptr"]
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["context_lens_ptr", "block_tables_ptr", "shared_sequences_ptr"],
 )
 def _attend_decodes_kernel(
     qkv_ptr,
     out_ptr,
+    lse_ptr,
     keys_ptr,
     values_ptr,
     rotation,
+    context_lens_ptr,
     block_tables_ptr,
     chunks_ptr,
     num_chunks_ptr,
@@ -124,7 +135,7 @@ def _attend_decodes_kernel(
     chunk_ptr = chunks_ptr + chunk * 8
     sequence = tl.load(chunk_ptr)
     row = tl.load(chunk_ptr + 1).to(tl.int64)
-    position = tl.load(chunk_ptr + 2)
+    place = tl.load(chunk_ptr + 2)  # of the new token, among those that are kept here
     begin = tl.load(chunk_ptr + 3)
     chunk_end = tl.load(chunk_ptr + 4)
     first_chunk = tl.load(chunk_ptr + 5)
@@ -133,17 +144,22 @@ def _attend_decodes_kernel(
         wait_for_previous(PDL)
         return
     is_last = chunk == last_chunk
+    position = place
+    if SHAPE.ranks > 1:
+        position = tl.load(context_lens_ptr + sequence) - 1
+    is_here = keeps(position, SHAPE)
     oldest = 0
     if WINDOW:
-        oldest = tl.maximum(position + 1 - WINDOW, 0)
+        oldest = kept(tl.maximum(position + 1 - WINDOW, 0), SHAPE)
         if chunk_end <= oldest:
             return
         first_chunk += oldest // (chunk_end - begin)
         begin = tl.maximum(begin, oldest // BLOCK_N * BLOCK_N)
-    end = tl.minimum(chunk_end, position)  # the new token is not read back
+    end = tl.minimum(chunk_end, place)  # the new token is not read back
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    block = tl.load(table_ptr + begin // SHAPE.block_size)
-    home = tl.load(table_ptr + position // SHAPE.block_size).to(tl.int64)
+    # Where the new token is kept elsewhere, the table may end before its place here.
+    block = tl.load(table_ptr + begin // SHAPE.block_size, mask=(begin < end) | is_here, other=0)
+    home = tl.load(table_ptr + position // SHAPE.table_block_size).to(tl.int64)
     if SHARED_TILE:
         first_piece = tl.load(shared_sequences_ptr + sequence * 3 + 1)
         num_pieces = tl.load(shared_sequences_ptr + sequence * 3 + 2)
@@ -203,12 +219,15 @@ def _attend_decodes_kernel(
         if STORES:
             slot = (home * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + position % SHAPE.block_size
             at = slot * D + d[None, :]
-            tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & (d < D)[None, :])
-            tl.store(values_ptr + at, v_stored, mask=(d < D)[None, :])
+            is_stored = (d < D)[None, :] & is_here
+            tl.store(keys_ptr + at + tl.zeros_like(m)[:, None], k_stored, mask=is_key[:, None] & is_stored)
+            tl.store(values_ptr + at, v_stored, mask=is_stored)
         scores = tl.dot(q, q.T, input_precision=SHAPE.precision) * scale
         if SHAPE.cap > 0.0:
             scores = capped(scores, SHAPE.cap)
         score = tl.sum(tl.where(is_key[None, :], scores, 0.0), axis=1)
+        if SHAPE.ranks > 1:
+            score = tl.where(is_here, score, float("-inf"))
         one = tl.full([BLOCK_M], 1.0, tl.float32)
         acc, total, highest = joined(acc, total, highest, v_stored.to(tl.float32), one, score)
 
@@ -216,7 +235,10 @@ def _attend_decodes_kernel(
     out = out_ptr + row * (SHAPE.num_heads * D)
     if num_chunks == 1:
         mask = is_query[:, None] & (d < D)[None, :]
-        tl.store(out + head[:, None] * D + d[None, :], acc * (value_scale / total)[:, None], mask=mask)
+        found = outputs(acc, total, value_scale, SHAPE.ranks > 1)
+        tl.store(out + head[:, None] * D + d[None, :], found, mask=mask)
+        if SHAPE.ranks > 1:
+            tl.store(lse_ptr + row * SHAPE.num_heads + head, log_sum_exp(total, highest), mask=is_query)
         return
 
     store_partial(partials, chunk * SHAPE.num_heads + head, is_query, acc, total, highest, D, BLOCK_D)
@@ -224,12 +246,21 @@ def _attend_decodes_kernel(
     arrival_ptr = arrivals_ptr + sequence * SHAPE.num_kv_heads + kv_head
     if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") == num_chunks - 1:
         tl.store(arrival_ptr, 0)
-        _join_chunks(out, partials, first_chunk, num_chunks, kv_head, value_scale, SHAPE, BLOCK_G)
+        _join_chunks(out, lse_ptr, row, partials, first_chunk, num_chunks, kv_head, value_scale, SHAPE, BLOCK_G)
 
 
 @triton.jit
 def _join_chunks(
-    out, partials, first_chunk, num_chunks, kv_head, value_scale, SHAPE: tl.constexpr, BLOCK_G: tl.constexpr
+    out,
+    lse_ptr,
+    row,
+    partials,
+    first_chunk,
+    num_chunks,
+    kv_head,
+    value_scale,
+    SHAPE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
 ):
     """Weigh the chunks' results by their share of the softmax. Others wrote them: the L1 cache is passed by."""
     CHUNKS: tl.constexpr = 16  # at a time
@@ -255,4 +286,6 @@ def _join_chunks(
         acc = acc * decay[:, None] + tl.sum(values * weights[:, :, None], axis=0)
         highest = higher
     mask = (g < SHAPE.group)[:, None] & (d < D)[None, :]
-    tl.store(out + head[:, None] * D + d[None, :], acc * (value_scale / total)[:, None], mask=mask)
+    tl.store(out + head[:, None] * D + d[None, :], outputs(acc, total, value_scale, SHAPE.ranks > 1), mask=mask)
+    if SHAPE.ranks > 1:
+        tl.store(lse_ptr + row * SHAPE.num_heads + head, log_sum_exp(total, highest), mask=g < SHAPE.group)

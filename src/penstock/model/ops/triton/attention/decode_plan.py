@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.batch import Batch
+from penstock.model.ops.triton.attention.token_split import kept_of
+from penstock.model.sequence import TokenSplit
 
 _PROGRAMS_PER_PROCESSOR = 1  # at least, if contexts are long enough to be cut
 _CHUNKS_PER_SEQUENCE = 0.75  # at least: only a context a third longer than the average is cut to even out a large batch
@@ -27,13 +29,20 @@ class DecodePlan:
     """Chunks of one step's decodes; those of a sequence lie together."""
 
     # [most chunks, 8] int32: sequence, its row in the batch, position of its new token, begin, end, and the sequence's
-    # first and last chunk. Each is a multiple of SHORTEST_CHUNK long: the last end may lie behind the context's.
+    # first and last chunk. Each is a multiple of SHORTEST_CHUNK long: the last end may lie behind the context's. Where
+    # ranks share out tokens, positions are places among those kept here, and the new token has one wherever it is kept.
     chunks: Tensor
     num_chunks: Tensor  # [1] int32
     arrivals: Tensor  # [sequences * kv_heads] int32, all 0 between launches: chunks that are done
 
 
-def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> DecodePlan:
+def plan_decodes(
+    batch: Batch,
+    num_kv_heads: int,
+    num_processors: int,
+    block_size: int = 1,
+    tokens: TokenSplit = TokenSplit(),  # noqa: B008 (frozen)
+) -> DecodePlan:
     """Launches one small kernel and reads nothing back. A sequence with a context of 0 is padding and gets no chunk.
 
     What a sequence shares with others is `attend_shared`'s: only what comes after it is cut.
@@ -60,6 +69,9 @@ def plan_decodes(batch: Batch, num_kv_heads: int, num_processors: int) -> Decode
         KV_HEADS=num_kv_heads,
         SHORTEST=SHORTEST_CHUNK,
         BLOCK=256,
+        BLOCK_SIZE=block_size if tokens.size > 1 else 1,
+        PLACE=tokens.place,
+        RANKS=tokens.size,
     )
     return plan
 
@@ -80,11 +92,22 @@ def _plan_kernel(
     KV_HEADS: tl.constexpr,
     SHORTEST: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PLACE: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     all_tokens = 0
     for base in range(0, num_sequences, BLOCK):
         s, rows, begins, ends = _decodes(
-            base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK
+            base,
+            query_starts_ptr,
+            context_lens_ptr,
+            shared_sequences_ptr,
+            num_sequences,
+            BLOCK,
+            BLOCK_SIZE,
+            PLACE,
+            RANKS,
         )
         all_tokens += tl.sum(ends - begins, axis=0)
         for head in range(KV_HEADS):
@@ -94,7 +117,15 @@ def _plan_kernel(
     num_chunks = 0
     for base in range(0, num_sequences, BLOCK):
         s, rows, begins, ends = _decodes(
-            base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK
+            base,
+            query_starts_ptr,
+            context_lens_ptr,
+            shared_sequences_ptr,
+            num_sequences,
+            BLOCK,
+            BLOCK_SIZE,
+            PLACE,
+            RANKS,
         )
         # Chunks: as many as `longest` asks for, but of one length.
         counts = tl.cdiv(ends - begins, longest)
@@ -116,7 +147,17 @@ def _plan_kernel(
 
 
 @triton.jit
-def _decodes(base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num_sequences, BLOCK: tl.constexpr):
+def _decodes(
+    base,
+    query_starts_ptr,
+    context_lens_ptr,
+    shared_sequences_ptr,
+    num_sequences,
+    BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PLACE: tl.constexpr,
+    RANKS: tl.constexpr,
+):
     """BLOCK sequences: their rows in the batch, where their own part of the context begins, and where it ends.
 
     That is at 0 where a sequence is no decode.
@@ -129,4 +170,6 @@ def _decodes(base, query_starts_ptr, context_lens_ptr, shared_sequences_ptr, num
     if shared_sequences_ptr is not None:
         begins = tl.load(shared_sequences_ptr + s * 3, mask=inside, other=0)
     ends = tl.load(context_lens_ptr + s, mask=inside, other=0)
+    if RANKS > 1:
+        ends = tl.where(ends > 0, kept_of(tl.maximum(ends - 1, 0), BLOCK_SIZE, PLACE, RANKS) + 1, 0)
     return s, rows, begins, tl.where(next_rows - rows == 1, ends, 0)

@@ -23,6 +23,7 @@ from penstock.model.ops.triton.attention.rope import (
     as_stored,
     load_rotated,
 )
+from penstock.model.ops.triton.attention.token_split import keeps, kept
 
 _TOKENS = 32  # that one program stores
 _SINGLES = 4  # sequences of one token that one program stores
@@ -126,29 +127,33 @@ def _store_kernel(
         inside = token < query_len
         positions = context - query_len + token
         row += token
+    if SHAPE.ranks > 1:
+        inside &= keeps(positions, SHAPE)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride  # of one sequence, or of each row's
     key_heads = qkv_ptr + row.to(tl.int64) * SHAPE.qkv_width + (SHAPE.num_heads + kv_head) * D
     d = tl.arange(0, SHAPE.block_dim)[None, :]
     mask = inside[:, None] & (d < D)
     keys = load_rotated(key_heads, positions, inside, rotation, rotation.k_norm, SHAPE)
     values = tl.load(key_heads[:, None] + SHAPE.num_kv_heads * D + d, mask=mask)
-    blocks = tl.load(table_ptr + positions // SHAPE.block_size, mask=inside, other=0).to(tl.int64)
+    blocks = tl.load(table_ptr + positions // SHAPE.table_block_size, mask=inside, other=0).to(tl.int64)
     slots = (blocks * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + positions % SHAPE.block_size
     at = slots[:, None] * D + d
     tl.store(keys_ptr + at, as_stored(keys, key_scale, keys_ptr.dtype.element_ty), mask=mask)
     tl.store(values_ptr + at, as_stored(values, value_scale, values_ptr.dtype.element_ty), mask=mask)
     if not SINGLES and first + TOKENS >= query_len:
-        _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE, TOKENS)
+        _clear_rest(values_ptr, table_ptr, kept(context, SHAPE), kv_head, SHAPE, TOKENS)
 
 
 @triton.jit
 def _clear_rest(values_ptr, table_ptr, context, kv_head, SHAPE: tl.constexpr, SLOTS: tl.constexpr):
-    """Zero the values behind a context's end: they meet weights of zero, and zero times a stray NaN is NaN."""
+    """Zero the values behind a context's end: they meet weights of zero, and zero times a stray NaN is NaN. `context`:
+    tokens of it that are kept here."""
     BLOCK_D: tl.constexpr = SHAPE.block_dim
     d = tl.arange(0, BLOCK_D)[None, :]
-    block = tl.load(table_ptr + (context - 1) // SHAPE.block_size).to(tl.int64)
+    used = context % SHAPE.block_size
+    block = tl.load(table_ptr + context // SHAPE.block_size, mask=used > 0, other=0).to(tl.int64)
     nothing = tl.zeros([SLOTS, BLOCK_D], tl.float32).to(values_ptr.dtype.element_ty)
-    for base in range((context - 1) % SHAPE.block_size + 1, SHAPE.block_size, SLOTS):
+    for base in range(used, tl.where(used > 0, SHAPE.block_size, 0), SLOTS):
         slot = base + tl.arange(0, SLOTS)[:, None]
         at = ((block * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + slot) * SHAPE.dim + d
         tl.store(values_ptr + at, nothing, mask=(slot < SHAPE.block_size) & (d < SHAPE.dim))

@@ -58,6 +58,21 @@ def joined(acc, total, highest, their_acc, their_total, their_highest):
 
 
 @triton.jit
+def outputs(acc, total, value_scale, MAY_SEE_NOTHING: tl.constexpr):
+    share = value_scale / total
+    if MAY_SEE_NOTHING:
+        share = tl.where(total > 0.0, share, 0.0)
+    return acc * share[:, None]
+
+
+@triton.jit
+def log_sum_exp(total, highest):
+    """Natural; -inf of a row that has seen nothing."""
+    seen = total > 0.0
+    return tl.where(seen, (highest + tl.log2(tl.where(seen, total, 1.0))) * 0.6931471805599453, float("-inf"))
+
+
+@triton.jit
 def store_partial(partials, at, inside, acc, total, highest, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
     """`at` [rows] counts heads of pieces."""
     d = tl.arange(0, BLOCK_DIM)[None, :]

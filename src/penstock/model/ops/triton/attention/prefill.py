@@ -20,8 +20,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.kv_store import chunk_of
-from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, nothing_yet
+from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, log_sum_exp, nothing_yet, outputs
 from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
+from penstock.model.ops.triton.attention.token_split import kept
 from penstock.model.ops.triton.common.tiling import Tiling
 
 
@@ -46,7 +47,11 @@ def attend_chunks(
     batch: Batch,
     out: Tensor,
     tiling: Tiling | None = None,
+    *,
+    lse: Tensor | None = None,
 ) -> None:
+    """`lse` [tokens, heads] float32: where log-sum-exps of scores go, if ranks share out tokens."""
+    assert (lse is not None) == (kv.tokens.size > 1)
     tiling = tiling or tiling_of(qkv.dtype, spec.head_dim, kv.block_size)
     shape = Shape.of(spec, kv, qkv.dtype)
     rows = max(tiling.block_m, triton.next_power_of_2(shape.group))
@@ -56,6 +61,7 @@ def attend_chunks(
     _attend_chunks_kernel[grid](
         qkv,
         out,
+        lse,
         tiles_of(kv.keys, tiling.block_n, shape),
         tiles_of(kv.values, tiling.block_n, shape),
         Rotation.of(spec, rope),
@@ -92,7 +98,8 @@ def through_memory(q, out, mask):
 def attend_tiles(
     state,
     q,
-    positions,
+    oldest,
+    ends,
     begin,
     end,
     keys,
@@ -104,7 +111,8 @@ def attend_tiles(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax's state."""
+    """Fold the keys from `begin`, the start of a tile, to `end` into the running softmax's state. If they are masked, a
+    row sees those before its own of `ends`, and where there is a window none before its `oldest`."""
     acc, total, highest = state
     # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.
     block = tl.load(table_ptr + begin // SHAPE.block_size, mask=begin < end, other=0)
@@ -117,9 +125,9 @@ def attend_tiles(
             scores = capped(scores * scale, SHAPE.cap) / scale
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
-            seen = key[None, :] <= positions[:, None]
+            seen = key[None, :] < ends[:, None]
             if SHAPE.window:
-                seen &= key[None, :] > positions[:, None] - SHAPE.window
+                seen &= key[None, :] >= oldest[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
@@ -136,6 +144,7 @@ def attend_tiles(
 def _attend_chunks_kernel(
     qkv_ptr,
     out_ptr,
+    lse_ptr,
     keys,
     values,
     rotation,
@@ -174,27 +183,47 @@ def _attend_chunks_kernel(
     q = load_rotated(heads, positions, inside, rotation, rotation.q_norm, SHAPE)
     q = through_memory(q, out, mask)  # which is this program's own
 
+    # From here on a key's position is its place among those that are kept here.
     first_position = before + first
-    end = before + tl.minimum(first + QUERIES, query_len)
+    last_end = before + tl.minimum(first + QUERIES, query_len)
+    ends = kept(positions + 1, SHAPE)
+    end = kept(last_end, SHAPE)
     # Only tiles at the edges of what the queries see need a mask.
-    all_see_until = (first_position + 1) // BLOCK_N * BLOCK_N
+    all_see_until = kept(first_position + 1, SHAPE) // BLOCK_N * BLOCK_N
     begin = 0
     all_see_from = 0
+    oldest = ends
     if WINDOW:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        all_see_from = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N, end)
+        oldest = kept(tl.maximum(positions + 1 - WINDOW, 0), SHAPE)
+        begin = kept(tl.maximum(first_position - WINDOW + 1, 0), SHAPE) // BLOCK_N * BLOCK_N
+        all_see_from = tl.minimum(tl.cdiv(kept(tl.maximum(last_end - WINDOW, 0), SHAPE), BLOCK_N) * BLOCK_N, end)
 
     state = nothing_yet(BLOCK_M, SHAPE.block_dim)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     if WINDOW:
         state = attend_tiles(
-            state, q, positions, begin, all_see_from, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
+            state, q, oldest, ends, begin, all_see_from, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
         )
     state = attend_tiles(
-        state, q, positions, all_see_from, all_see_until, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
+        state,
+        q,
+        oldest,
+        ends,
+        all_see_from,
+        all_see_until,
+        keys,
+        values,
+        table_ptr,
+        kv_head,
+        scale,
+        SHAPE,
+        False,
+        BLOCK_N,
     )
     rest = tl.maximum(all_see_from, all_see_until)
-    acc, total, _ = attend_tiles(
-        state, q, positions, rest, end, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
+    acc, total, highest = attend_tiles(
+        state, q, oldest, ends, rest, end, keys, values, table_ptr, kv_head, scale, SHAPE, True, BLOCK_N
     )
-    tl.store(out, acc * (value_scale / total)[:, None], mask=mask)
+    tl.store(out, outputs(acc, total, value_scale, SHAPE.ranks > 1), mask=mask)
+    if SHAPE.ranks > 1:
+        tl.store(lse_ptr + rows * SHAPE.num_heads + head, log_sum_exp(total, highest), mask=inside)

@@ -37,6 +37,8 @@ class Shape:
     has_norm: bool
     cap: float  # of scores; 0: none
     precision: str  # of products
+    place: int = 0  # of every `ranks` blocks of a sequence, the one that is kept here
+    ranks: int = 1
 
     @classmethod
     def of(cls, spec: AttentionSpec, kv: LayerKV, dtype: torch.dtype) -> Shape:
@@ -50,12 +52,19 @@ class Shape:
             has_norm=spec.q_norm is not None,
             cap=spec.cap or 0.0,
             precision="ieee" if dtype is torch.float32 else "tf32",
+            place=kv.tokens.place,
+            ranks=kv.tokens.size,
         )
 
     @property
     def group(self) -> int:
         """Heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def table_block_size(self) -> int:
+        """Tokens of a sequence for which its block table has one entry."""
+        return self.block_size * self.ranks
 
     @property
     def qkv_width(self) -> int:

@@ -130,7 +130,7 @@ def _attend_shared_kernel(
     table_ptr = block_tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride  # of one for all
     state = nothing_yet(BLOCK_M, SHAPE.block_dim)
     acc, total, highest = attend_tiles(
-        state, q, positions, begin, end, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
+        state, q, positions, positions, begin, end, keys, values, table_ptr, kv_head, scale, SHAPE, False, BLOCK_N
     )
     at = (piece * SEQUENCES + place) * SHAPE.num_heads + head
     store_partial(partials, at, inside, acc, total, highest, D, SHAPE.block_dim)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,13 @@ MANY = 256  # rows an expert: of long ones torch's product of groups is faster t
 class GroupedExperts:
     gate_up: Stack | PackedStack
     down: Stack | PackedStack
+    pack: Callable[[Weight], Stack | PackedStack]  # a stack of one expert
     is_part: bool = False  # other ranks have more of the layer's experts: some pairs are elsewhere
+
+    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+        """See `ExpertLinears.put`."""
+        _put(self.pack(gate_up), self.gate_up, slot)
+        _put(self.pack(down), self.down, slot)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         dtype, (count, mean) = x.dtype, self._load(ids)
@@ -179,14 +186,15 @@ def stacked(
     """`keeps`: the formats that the device multiplies as they are. Others are widened to `dtype`, and take more memory.
     Experts come one by one, and each is packed and put in its place before the next."""
     stacks: list[Stack | PackedStack] = []
+    pack = partial(_stack_of_one, dtype=dtype, keeps=keeps)
     for expert, pair in enumerate(pairs):
         for side, weight in enumerate(pair):
-            one = _stack_of_one(weight, dtype, keeps)
+            one = pack(weight)
             if len(stacks) == side:
                 stacks.append(_mapped(one, lambda tensor: tensor.new_empty(count, *tensor.shape[1:], device=device)))
             _put(one, stacks[side], expert)
     gate_up, down = stacks
-    return GroupedExperts(gate_up, down)
+    return GroupedExperts(gate_up, down, pack)
 
 
 def _stack_of_one(weight: Weight, dtype: torch.dtype, keeps: tuple[type, ...]) -> Stack | PackedStack:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.model.batch import Batch
+from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
 
 FEW = 16  # tokens: as many as every block has rows for
@@ -24,20 +26,35 @@ _SUMMED = 1024  # columns that one program sums up
 _SCANNED = 4096  # pairs that a program looks at together
 
 
-def topk(logits: Tensor, per_token: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
-    """Each row's best experts, best first, and their shares: [rows, per_token] int32 and float32."""
+def topk(
+    logits: Tensor, per_token: int, *, normalized: bool, experts: ExpertMap | None = None, batch: Batch | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each row's best experts, best first, and their shares: [rows, per_token] int32 and float32. `experts`: they are
+    counted there, and looked up; see `Ops.route`."""
     rows, count = logits.shape
     ids = torch.empty(rows, per_token, dtype=torch.int32, device=logits.device)
     shares = torch.empty(rows, per_token, dtype=torch.float32, device=logits.device)
     block = triton.next_power_of_2(count)
+    counts, places = (None, None) if experts is None else (experts.counts, experts.places)
+    # A captured step of single tokens is padded with sequences of no context.
+    contexts = batch.context_lens if batch is not None and batch.num_sequences == rows else None
     _topk_kernel[(rows,)](
         logits,
         ids,
         shares,
+        counts,
+        places,
+        batch.token_ids if batch is not None else None,
+        batch.positions if batch is not None else None,
+        contexts,
         COUNT=count,
         PER_TOKEN=per_token,
         TOP=triton.next_power_of_2(per_token),
         NORMALIZED=normalized,
+        COUNTED=counts is not None,
+        COPIES=1 if counts is None else counts.shape[1],
+        PLACED=places is not None,
+        PADDED=contexts is not None,
         BLOCK=block,
         PDL=has_pdl(),
         num_warps=1 if block <= 256 else 4,
@@ -51,10 +68,19 @@ def _topk_kernel(
     logits_ptr,
     ids_ptr,
     shares_ptr,
+    counts_ptr,
+    places_ptr,
+    tokens_ptr,
+    positions_ptr,
+    contexts_ptr,
     COUNT: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     TOP: tl.constexpr,
     NORMALIZED: tl.constexpr,
+    COUNTED: tl.constexpr,
+    COPIES: tl.constexpr,
+    PLACED: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -74,8 +100,22 @@ def _topk_kernel(
         left = tl.where(expert == at, float("-inf"), left)
     shares = tl.exp(values - largest)
     shares = shares / (tl.sum(shares, axis=0) if NORMALIZED else total)
-    tl.store(ids_ptr + row * PER_TOKEN + place, chosen, mask=place < PER_TOKEN)
-    tl.store(shares_ptr + row * PER_TOKEN + place, shares, mask=place < PER_TOKEN)
+    inside = place < PER_TOKEN
+    cell = chosen * COPIES
+    if PLACED:
+        line = places_ptr + chosen * (1 + COPIES)
+        turn = tl.load(tokens_ptr + row).to(tl.int64) + tl.load(positions_ptr + row)
+        copy = (turn % tl.load(line)).to(tl.int32)
+        cell += copy
+        chosen = tl.load(line + 1 + copy)
+        shares = tl.where(chosen >= 0, shares, 0.0)
+    if COUNTED:
+        is_there = inside
+        if PADDED:
+            is_there = inside & (tl.load(contexts_ptr + row) > 0)
+        tl.atomic_add(counts_ptr + cell, tl.full([TOP], 1, tl.int64), mask=is_there, sem="relaxed")
+    tl.store(ids_ptr + row * PER_TOKEN + place, chosen, mask=inside)
+    tl.store(shares_ptr + row * PER_TOKEN + place, shares, mask=inside)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,10 @@ class Connection:
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """`timeout_s`: raises TimeoutError where nothing comes for so long; None: it waits."""
-        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.settimeout(timeout_s)
+        except OSError:  # it was closed here, by another thread
+            raise Disconnected from None
         (length,) = _LENGTH.unpack(read_exactly(self._socket, _LENGTH.size))
         if length > self._max_bytes:
             raise Disconnected
