@@ -41,6 +41,11 @@ MARKERS = {"fast": "not slow", "slow": "slow and not drill"}
 # More than there are cores, since tests wait too: for servers, disks and each other; slow ones more than fast ones.
 NUM_WORKERS = {"fast": 3, "slow": 4}
 BY_FILE = ["--maxschedchunk", "1", "-p", "tests.by_file", "-o", "console_output_style=classic"]
+# A test that hangs fails, with the stacks of all threads. The bound is far from what any test takes on a busy machine.
+# The second is for a test that no signal reaches: its worker ends, and xdist names the file and goes on with another.
+HANGS_S = 600
+BOUNDED = ["--timeout", str(HANGS_S), "--timeout-method", "signal", "-o", f"faulthandler_timeout={HANGS_S + 60}"]
+BOUNDED += ["-o", "faulthandler_exit_on_timeout=true"]
 DEFAULT_BUDGET_S = {"fast": 1.0, "slow": 5.0}
 ALLOWED = 3  # a file may take so many times its budget: CPU seconds vary, with the cache that neighbours leave
 NUM_MEASUREMENTS = 4  # of a file that seems to take too long: neighbours and threads that spin add, nothing subtracts
@@ -116,7 +121,7 @@ def _files_in_memory(name: str) -> Iterator[dict[str, str]]:
 def run_pytest(arguments: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> tuple[int, Report]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "report.json"
-        command = [sys.executable, "-m", "pytest", *arguments, "--no-header"]
+        command = [sys.executable, "-m", "pytest", *arguments, *BOUNDED, "--no-header"]
         code = subprocess.call(command, cwd=ROOT, env={**os.environ, **environment, REPORT: str(path)})
         if not path.exists():
             return code, Report()

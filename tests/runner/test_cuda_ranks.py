@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine_process.spawn import die_with_parent
+from penstock.link.parent_death import end_with_parent
 from tests.devices import NEEDS_GPU
 from tests.waiting import eventually
 
@@ -32,7 +33,8 @@ def mps(tmp_path_factory: pytest.TempPathFactory) -> None:
         return
     directory: Path = tmp_path_factory.mktemp("mps")
     os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(directory), "CUDA_MPS_LOG_DIRECTORY": str(directory)}
-    subprocess.Popen([_MPS, "-f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.Popen([_MPS, "-f"], **silent, preexec_fn=lambda: end_with_parent(signal.SIGTERM))
     eventually(lambda: list(directory.iterdir()))
 
 

@@ -1,8 +1,9 @@
 """Every test that needs a GPU: `make test-gpu PART=1/2`, on a machine with a card and no network.
 
-A file is a pytest process of its own, and one runs at a time: engines measure how much of the card is free. Before that
-the kernels are compiled in parallel, into Triton's cache on disk. A part takes at most 8 minutes on an H200 with 16
-cores. `PYTHON` names the interpreter that has torch and Triton; nothing is installed.
+A file is a pytest process of its own. Those of kernels share the card; those of engines have it to themselves, since
+engines measure how much of it is free. Before that the kernels are compiled in parallel, into Triton's cache on disk. A
+part takes at most 8 minutes on an H200 with 16 cores. `PYTHON` names the interpreter that has torch and Triton; nothing
+is installed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PLUGIN = ["-p", "tools.gpu_tests.plugin", "-p", "no:cacheprovider"]
 FILE_LIMIT_S = 700
+NUM_SHARING = 4  # files of kernels at a time: their tests leave the card idle for most of the time
 COMPILE_LIMIT_S = 150
 # Seconds on an H200, with a share of the compiling, so that parts take about as long. `tests/test_gpu_tests.py` finds a
 # file that is missing here.
@@ -88,10 +92,10 @@ def main() -> int:
     compile_kernels(files)
     print(f"{time.monotonic() - began_s:7.1f} s  kernels compiled", flush=True)
     outcomes = []
-    for file in files:
-        outcomes.append(run(file))
-        print(f"{outcomes[-1].seconds:7.1f} s  {outcomes[-1].summary:40} {file}", flush=True)
-        for line in re.findall(r"^(?:FAILED|ERROR) .*", outcomes[-1].report or "", re.MULTILINE):
+    for outcome in run_all(files):
+        outcomes.append(outcome)
+        print(f"{outcome.seconds:7.1f} s  {outcome.summary:40} {outcome.file}", flush=True)
+        for line in re.findall(r"^(?:FAILED|ERROR) .*", outcome.report or "", re.MULTILINE):
             print(f"           {line}", flush=True)  # at once: the machine may be gone before the end
     failed = [outcome for outcome in outcomes if outcome.report is not None]
     for outcome in failed:
@@ -143,6 +147,14 @@ def compile_kernels(files: list[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def run_all(files: list[str]) -> Iterator[Outcome]:
+    sharing = [file for file in files if file.startswith("tests/model/")]
+    with ThreadPoolExecutor(NUM_SHARING) as pool:
+        for done in as_completed([pool.submit(run, file) for file in sharing]):
+            yield done.result()
+    yield from (run(file) for file in files if file not in sharing)
 
 
 def run(file: str) -> Outcome:

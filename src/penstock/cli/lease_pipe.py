@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 
-_PR_SET_PDEATHSIG = 1
+from penstock.link.parent_death import end_with_parent
 
 
 def end_with_holder(read_end: int) -> None:
     """Kills this process and those of its group when nobody holds the pipe's other end. Linux does so by itself when
     the thread that started this process ends, also while no thread of Python's gets to run."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     threading.Thread(target=_wait, args=(read_end,), daemon=True).start()
 
 

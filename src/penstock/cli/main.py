@@ -16,6 +16,7 @@ from penstock.cli.commands import all_commands
 from penstock.cli.logs import configure_logs
 from penstock.core.errors import PenstockError
 from penstock.core.files import in_words
+from penstock.link.parent_death import end_with_named_parent
 from penstock.observe.redaction import redact
 
 
@@ -25,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
+    end_with_named_parent()
     arguments = parser().parse_args(argv)
     configure_logs(getattr(arguments, "log_level", "info"))
     try:

@@ -46,8 +46,8 @@ from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.private_files import make_private
 from penstock.engine.client import as_error
 from penstock.engine.messages import Failed
-from penstock.engine_process.spawn import die_with_parent
 from penstock.hub.home import penstock_home
+from penstock.link.parent_death import named_parent
 
 log = logging.getLogger("penstock.gateway")
 
@@ -279,9 +279,9 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for the supervisor
-            preexec_fn=None if self._outlived else die_with_parent,
             pass_fds=[*descriptors, report, heartbeats],
-            env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
+            env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+            | ({} if self._outlived else named_parent()),
         )
 
     def _put(self, worker: _Worker) -> None:

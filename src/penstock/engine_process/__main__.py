@@ -22,6 +22,7 @@ from penstock.core.settings import Settings
 from penstock.engine.mailbox import Disconnected, Mailbox
 from penstock.engine.messages import Failed, Ready
 from penstock.engine_process.build import build
+from penstock.link.parent_death import end_with_named_parent
 
 log = logging.getLogger("penstock.engine")
 
@@ -29,6 +30,7 @@ _CAUSE_S = 1.0  # for the threads that watch the ranks: they can tell which one 
 
 
 def main() -> None:
+    end_with_named_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)

@@ -6,7 +6,6 @@ SPEC is the JSON of `RankSpec`. It loads its part of the model and then runs wha
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import signal
 import socket
@@ -17,11 +16,11 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
+from penstock.link.parent_death import end_with_parent
 from penstock.runner.ranks.messages import FailedToStart, Lost, RankSpec, ToFollower
 
 log = logging.getLogger("penstock.runner")
 
-_PR_SET_PDEATHSIG = 1
 _BEATS = 6  # signs of life in the time after which it would be given up
 
 
@@ -67,6 +66,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.platform == "linux":  # it may be waiting in a collective that nobody else will come to
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is forked has a lifeline instead
+    # It may be waiting in a collective that nobody else will come to. One that is forked has a lifeline instead.
+    end_with_parent(signal.SIGKILL)
     main()

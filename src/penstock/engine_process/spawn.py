@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -39,10 +38,9 @@ from penstock.link.forking import (
     Spawn,
     ask,
 )
+from penstock.link.parent_death import named_parent
 
 log = logging.getLogger("penstock")
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildProcess(Protocol):
@@ -124,7 +122,7 @@ class TemplateProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                env=os.environ | named_parent(),
             )
         before = os.environ.get(TEMPLATE_VARIABLE)
         os.environ[TEMPLATE_VARIABLE] = str(path)
@@ -168,19 +166,12 @@ async def spawn(
         "-m",
         module,
         *arguments,
-        env=environment,
+        env=environment if outlives else environment | named_parent(),
         stdout=stdout,
         stderr=stderr,
         start_new_session=new_session,
-        preexec_fn=None if outlives else die_with_parent,
         pass_fds=pass_fds,
     )
-
-
-def die_with_parent() -> None:
-    """In the child: Linux tells it when its parent is gone, even by kill -9."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _fork(path: str, request: Spawn, descriptors: Sequence[int], *, outlives: bool) -> ForkedProcess:

@@ -36,6 +36,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.link.forking import MAX_PACKET, Ended, Refused, Spawn, Spawned
+from penstock.link.parent_death import end_with_named_parent
 
 _MAX_DESCRIPTORS = 16
 _REQUEST_S = 5.0  # a client sends its packet at once
@@ -217,6 +218,7 @@ def _end_with(lifeline: int, last_signal: int) -> None:
 
 
 def main() -> None:
+    end_with_named_parent()
     descriptor, *modules = sys.argv[1:]
     environment = dict(os.environ)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library starts threads when it is loaded; nothing needs them

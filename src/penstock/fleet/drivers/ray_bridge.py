@@ -7,7 +7,6 @@ controller is connected: it writes requests to this process and reads answers, a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -38,12 +37,12 @@ from penstock.fleet.drivers.ray_cluster import (
     NodeView,
     as_one,
 )
+from penstock.link.parent_death import end_with_parent
 
 _STATUS_S = 2.0  # for actors to answer; one that is late is taken as it was
 _STOP_S = 15.0  # beyond the grace: for a node that does not answer
 _BEGIN_S = 60.0
 _REACH_S = 10.0
-_PR_SET_PDEATHSIG = 1
 _EXPECTED_DEATHS = (
     NodeDeathInfo.EXPECTED_TERMINATION,
     NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
@@ -319,8 +318,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
 
 def _end_with_parent() -> None:
     """The end of requests is not enough: Ray tries for minutes to connect, and lets no other thread run meanwhile."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
 
 
 if __name__ == "__main__":
