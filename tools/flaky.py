@@ -46,12 +46,13 @@ CONDITIONS = [
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make test-flaky", description=__doc__)
     parser.add_argument("--part", choices=["fast", "slow"], help="only this one")
+    parser.add_argument("--condition", choices=sorted({each.name for each in CONDITIONS}), help="only this one")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
     arguments = parser.parse_args()
     until_s = time.monotonic() + 60 * arguments.minutes
     tree = tree_id()
     for condition in CONDITIONS:
-        if arguments.part not in (None, condition.part):
+        if arguments.part not in (None, condition.part) or arguments.condition not in (None, condition.name):
             continue
         while num_in_a_row(condition) < condition.runs and time.monotonic() < until_s:
             entry = {"date": str(date.today()), "tree": tree, "part": condition.part, "condition": condition.name}
