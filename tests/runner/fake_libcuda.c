@@ -66,8 +66,9 @@ int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags)
 
 int cuMemSetAccess(u64 address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
-    if (count != 1 || access->location.type != 1 || access->location.id != 0 || access->flags != 3) return INVALID;
-    return mprotect((void *)address, size, PROT_READ | PROT_WRITE) ? INVALID : 0;
+    if (count != 1 || access->location.type != 1 || access->location.id != 0) return INVALID;
+    if (access->flags != 1 && access->flags != 3) return INVALID;
+    return mprotect((void *)address, size, access->flags == 3 ? PROT_READ | PROT_WRITE : PROT_READ) ? INVALID : 0;
 }
 
 int cuMemUnmap(u64 address, size_t size)
@@ -89,6 +90,21 @@ int cuMemExportToShareableHandle(void *out, u64 handle, int type, u64 flags)
     if (type != 1 || flags) return INVALID;
     *(int *)out = dup(fd_of(handle));
     return 0;
+}
+
+int cuMemImportFromShareableHandle(u64 *handle, void *fd, int type)
+{
+    if (type != 1) return INVALID;
+    off_t size = lseek((int)(size_t)fd, 0, SEEK_END);
+    if (size <= 0) return INVALID;
+    fake_taken += (size_t)size; /* given back by the release of this handle, which counts for itself here */
+    *handle = 0x100000000ULL + (u64)dup((int)(size_t)fd);
+    return 0;
+}
+
+int cuMemAddressFree(u64 address, size_t size)
+{
+    return munmap((void *)address, size) ? INVALID : 0;
 }
 
 int cuGetErrorString(int error, const char **text)

@@ -70,6 +70,30 @@ def test_memory_is_parked_and_woken_at_its_addresses(library: str) -> None:
     assert driver.free_bytes() == TOTAL
 
 
+def test_memory_of_another_process_is_mapped_to_be_read(library: str) -> None:
+    driver = HostDriver(DEVICE, library)
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    kv = memory.zeros((GRANULE + 4,), dtype=torch.uint8, device=DEVICE)
+    kv.fill_(5)
+    assert memory.size_of(kv) == 2 * GRANULE
+    descriptor = memory.export(kv)
+    imported, address = driver.import_memory(descriptor), driver.reserve(2 * GRANULE)
+    os.close(descriptor)
+    driver.map(address, 2 * GRANULE, imported, is_writable=False)
+    other = driver.tensor(address, 2 * GRANULE)
+    assert other[GRANULE + 3] == 5
+    kv[GRANULE + 3] = 6
+    assert other[GRANULE + 3] == 6
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    permissions = [line.split()[1] for line in maps if line.startswith(f"{address:x}-")]
+    assert permissions == ["r--s"]
+    driver.unmap(address, 2 * GRANULE)
+    driver.release(imported)
+    driver.free(address, 2 * GRANULE)
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+
+
 def test_a_machine_whose_driver_has_nothing_of_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="parkable"):
         CudaDriver(DEVICE, str(tmp_path / "no such library"))

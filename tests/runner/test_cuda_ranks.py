@@ -6,38 +6,23 @@ collective. Several layouts share it too: most of their time is imports, compile
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from tools.gpu_tests.mps import start_mps
 
-from penstock.link.parent_death import end_with_parent
 from tests.devices import NEEDS_GPU
-from tests.waiting import eventually
 
 pytestmark = NEEDS_GPU
-
-_MPS = "nvidia-cuda-mps-control"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def mps(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Before this process or another has touched the GPU: whoever comes later is a client. It ends with this process:
-    to quit it earlier would wait for this process, which is a client itself."""
-    if shutil.which(_MPS) is None:
-        return
-    directory: Path = tmp_path_factory.mktemp("mps")
-    os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(directory), "CUDA_MPS_LOG_DIRECTORY": str(directory)}
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen([_MPS, "-f"], **silent, preexec_fn=lambda: end_with_parent(signal.SIGTERM))
-    eventually(lambda: list(directory.iterdir()))
+    start_mps(tmp_path_factory.mktemp("mps"))
 
 
 def test_sums_go_by_symmetric_memory_and_by_nccl() -> None:

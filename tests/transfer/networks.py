@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Protocol
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +15,20 @@ from penstock.transfer.messages import Ask, Layout
 from penstock.transfer.ports import Event, Landed, Sent, Told
 from penstock.transfer.shared_memory import MemoryFile, SharedMemoryMover
 from penstock.transfer.tcp import TcpNetwork
+from tests.devices import NEEDS_GPU
 from tests.transfer.fakes import FakeMemory
 from tests.waiting import eventually
 
 NUM_BLOCKS, BLOCK = 16, 4
+
+
+class Filled(Protocol):
+    """`BlockMemory` whose content a test knows."""
+
+    def fill(self, plus: int = 0) -> None:
+        """Each block with something of its own."""
+
+    def content(self, block_id: int) -> list[int]: ...
 
 
 class Memory(FakeMemory):
@@ -26,7 +37,6 @@ class Memory(FakeMemory):
         self.layout = layout or self.layout
 
     def fill(self, plus: int = 0) -> None:
-        """Each block with something of its own."""
         for block_id in range(NUM_BLOCKS):
             self[block_id] = [1000 * (block_id + 1) + i + plus for i in range(BLOCK)]
 
@@ -37,7 +47,7 @@ class Memory(FakeMemory):
 @dataclass
 class Side:
     network: TcpNetwork
-    memory: Memory
+    memory: Filled
     seen: list[Event] = field(default_factory=list)
 
     def events(self, kind: type) -> list[Event]:
@@ -92,9 +102,20 @@ def nixl_side(secret: str = "s", *, epoch: str = "e") -> Side:
     return Side(network, memory)
 
 
-SIDES: dict[str, Callable[..., Side]] = {"tcp": tcp_side, "shm": shm_side, "nixl": nixl_side}
+def cuda_side(secret: str = "s", *, epoch: str = "e") -> Side:
+    from penstock.runner.cuda_driver import CudaDriver
+    from penstock.runner.cuda_kv_memory import CudaMover
+    from tests.transfer.cuda_memory import CudaMemory
+
+    memory = CudaMemory(NUM_BLOCKS, BLOCK)
+    mover = CudaMover(memory, memory.virtual, CudaDriver(memory.device), secret)
+    network = TcpNetwork(memory, epoch, secret, timeout_s=5.0, retry_s=0.0, movers=[mover], sends_bytes=False)
+    return Side(network, memory)
+
+
+SIDES: dict[str, Callable[..., Side]] = {"tcp": tcp_side, "shm": shm_side, "nixl": nixl_side, "cuda": cuda_side}
 NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs nixl-cu12: make test-nixl")
-MOVERS = ["tcp", "shm", pytest.param("nixl", marks=NEEDS_NIXL)]
+MOVERS = ["tcp", "shm", pytest.param("nixl", marks=NEEDS_NIXL), pytest.param("cuda", marks=NEEDS_GPU)]
 
 
 @contextmanager

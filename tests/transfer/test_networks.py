@@ -177,6 +177,21 @@ def pulled(pair: Pair, ticket: int, block_ids: list[int]) -> None:
         assert pair.puller.memory.content(block_id) == pair.lender.memory.content(block_id)
 
 
+def test_an_engine_that_withdraws_is_pulled_from_again_only_when_it_offers_its_memory_again(pair: Pair) -> None:
+    pulled(pair, 1, [2])
+    pair.ask(2, chain(1))
+    serve_asks(pair, 2)
+    pair.lender.network.withdraw()
+    assert eventually(lambda: pair.puller.told(2)) is not None
+    eventually(pair.puller.network.sources_by_mover, lambda found: not found)
+    pair.ask(3, chain(1))
+    assert eventually(lambda: pair.puller.told(3)) == Told(Ended(3, "it is parked"))
+    eventually(pair.puller.network.sources_by_mover, lambda found: not found)
+    pair.lender.memory.fill(plus=3)
+    pair.lender.network.offer_again()
+    pulled(pair, 4, [2, 5])
+
+
 def test_the_mover_in_use_is_known(pair: Pair, mover: str) -> None:
     assert pair.puller.network.sources_by_mover() == {}
     pair.ask(1, chain(1))

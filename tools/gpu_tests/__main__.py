@@ -56,6 +56,8 @@ FILES = {
     "tests/runner/test_cuda_runner.py": 20,
     "tests/runner/test_cuda_sharing.py": 44,
     "tests/runner/test_cuda_soak.py": 46,
+    "tests/runner/test_cuda_transfer.py": 60,
+    "tests/transfer/test_networks.py": 10,
     "tests/runner/test_gpu_embedder.py": 13,
     "tests/runner/test_masks.py": 3,
     "tests/runner/test_step_message.py": 7,

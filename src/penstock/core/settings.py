@@ -71,10 +71,11 @@ class EngineSettings:
         "port at which other replicas with the same gateway_secret pull KV blocks of prompts from this one, and at "
         "which it may pull from them; 0 picks a free one; none: no KV blocks come or go",
     )
-    kv_mover: Literal["auto", "shm", "nixl", "tcp"] = setting(
+    kv_mover: Literal["auto", "shm", "cuda", "nixl", "tcp"] = setting(
         "auto",
-        "how the bytes of these blocks move: shm copies them from the memory of a replica on the same machine, nixl "
-        "reads them by RDMA (penstock[nixl]), tcp sends them; auto: shm where it works, else tcp",
+        "how the bytes of these blocks move: shm copies them from the memory of a replica on the same machine, cuda "
+        "from that of its GPU, nixl reads them by RDMA (penstock[nixl]), tcp sends them; auto: shm on CPUs and cuda on "
+        "GPUs where they work, else tcp",
     )
     pooling: Literal["auto", "mean", "last"] = setting(
         "auto", "how a text's embedding is made of its tokens'; auto: as the model's files say, else mean"

@@ -160,7 +160,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         speculation=speculation,
         embeddings=EmbedQueue(assembly.embedder, num_devices=num_ranks),
         lora=_lora(assembly, slots, engine),
-        memory=assembly.memory,
+        memory=transfer.memory,
         experts=assembly.experts,
         transfer=transfer.exchange,
         num_devices=num_ranks,

@@ -13,12 +13,13 @@ from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
 from penstock.model.ops import LayerKV
 from penstock.quant import Quant
+from penstock.runner.kv_memory import SharedCache
 from penstock.runner.limits import Limits
 from penstock.runner.moving import HostCopies
 from penstock.runner.runner import RankRunner
 from penstock.runner.size import EngineSize
+from penstock.runner.virtual_memory import VirtualMemory
 from penstock.sched.plan import Runner
-from penstock.transfer.shared_memory import MemoryFile
 
 
 class Adapters(Protocol):
@@ -109,7 +110,7 @@ class Assembly:
     other_gpus: tuple[str, ...] = ()  # UUIDs of those that other ranks have, on this node
     experts: Experts | None = None  # None: it is no mixture
     kv: Sequence[LayerKV] = ()  # of this rank
-    kv_file: MemoryFile | None = None  # that they lie in, for other processes
+    kv_home: SharedCache | VirtualMemory | None = None  # where it lies; None: wherever torch has put it
 
     @property
     def limits(self) -> Limits:

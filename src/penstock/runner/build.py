@@ -26,7 +26,7 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     kernels, ops, device = target.kernels, target.ops, target.ops.device
     phase("cache", 0, 0)
     zeros = loaded.memory.zeros if loaded.memory is not None else None
-    kv = target.allocate_kv(size.num_blocks, loaded.shared.zeros if loaded.shared is not None else zeros)
+    kv = target.allocate_kv(size.num_blocks, loaded.kv_home.zeros if loaded.kv_home is not None else None)
     settling = ops.settle_kv(kv)
     host = _host_copies(target, kv, size) if size.host_blocks else None
     mover = BlockMover(ops, kv, host) if host is not None else None
@@ -53,7 +53,7 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         memory=memory,
         experts=_rank_experts(target, loaded.memory),
         kv=kv,
-        kv_file=loaded.shared.file if loaded.shared is not None else None,
+        kv_home=loaded.kv_home,
     )
 
 

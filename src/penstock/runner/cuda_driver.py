@@ -1,7 +1,7 @@
 """The CUDA driver's virtual memory management, by ctypes: addresses and physical memory apart from each other.
 
-Physical memory is created so that it can be exported to another process by a file descriptor. The few declarations are
-those of cuda.h, whose layout the driver keeps from release to release.
+Physical memory is created so that it can be exported to another process by a file descriptor, and imported there. The
+few declarations are those of cuda.h, whose layout the driver keeps from release to release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError, EngineUnavailable
 
 _GIB = 1 << 30
 _OUT_OF_MEMORY = 2
-_PINNED, _ON_DEVICE, _POSIX_FD, _READ_WRITE = 1, 1, 1, 3
+_PINNED, _ON_DEVICE, _POSIX_FD, _READ, _READ_WRITE = 1, 1, 1, 1, 3
 
 
 class _Location(ctypes.Structure):
@@ -54,7 +54,9 @@ _SIGNATURES = {
     "cuMemSetAccess": (c_uint64, c_size_t, POINTER(_Access), c_size_t),
     "cuMemUnmap": (c_uint64, c_size_t),
     "cuMemRelease": (c_uint64,),
+    "cuMemAddressFree": (c_uint64, c_size_t),
     "cuMemExportToShareableHandle": (c_void_p, c_uint64, c_int, c_uint64),
+    "cuMemImportFromShareableHandle": (POINTER(c_uint64), c_void_p, c_int),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
 
@@ -85,11 +87,11 @@ class CudaDriver:
                 function = getattr(self._library, name)
                 function.argtypes, function.restype = arguments, c_int
         except (OSError, AttributeError) as error:
-            message = f"parkable is set, but this driver has no virtual memory management: {error}"
+            message = f"parkable and kv_port need virtual memory management, which this driver has not: {error}"
             raise ConfigError(message, param="parkable") from None
         location = _Location(_ON_DEVICE, self._number)
         self._properties = _Properties(type=_PINNED, handle_types=_POSIX_FD, location=location)
-        self._access = _Access(location, _READ_WRITE)
+        self._location = location
         found = c_size_t()
         self._call("cuMemGetAllocationGranularity", byref(found), byref(self._properties), 0)
         self.granularity = found.value
@@ -112,9 +114,14 @@ class CudaDriver:
         self._check(error, "cuMemCreate")
         return handle.value
 
-    def map(self, address: int, num_bytes: int, handle: int) -> None:
+    def free(self, address: int, num_bytes: int) -> None:
+        """Addresses that were reserved and have nothing behind them any more."""
+        self._call("cuMemAddressFree", address, num_bytes)
+
+    def map(self, address: int, num_bytes: int, handle: int, *, is_writable: bool = True) -> None:
         self._call("cuMemMap", address, num_bytes, 0, handle, 0)
-        self._call("cuMemSetAccess", address, num_bytes, byref(self._access), 1)
+        access = _Access(self._location, _READ_WRITE if is_writable else _READ)
+        self._call("cuMemSetAccess", address, num_bytes, byref(access), 1)
 
     def unmap(self, address: int, num_bytes: int) -> None:
         self._call("cuMemUnmap", address, num_bytes)
@@ -127,6 +134,12 @@ class CudaDriver:
         descriptor = c_int()
         self._call("cuMemExportToShareableHandle", byref(descriptor), handle, _POSIX_FD, 0)
         return descriptor.value
+
+    def import_memory(self, descriptor: int) -> int:
+        """Physical memory that another process has exported, by its handle; the descriptor is not kept."""
+        handle = c_uint64()
+        self._call("cuMemImportFromShareableHandle", byref(handle), c_void_p(descriptor), _POSIX_FD)
+        return handle.value
 
     def tensor(self, address: int, num_bytes: int) -> Tensor:
         """Bytes at mapped addresses. It may outlive their mapping, but not be used without one."""

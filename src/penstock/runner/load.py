@@ -49,7 +49,7 @@ class LoadedEngine:
     embedder: DecoderEmbedder  # on a GPU it has its own blocks already, before the cache takes the rest
     free_before_bytes: int  # of the device's memory, before this engine put anything there
     memory: VirtualMemory | None = None  # where the weights are, if they can be given back
-    shared: SharedCache | None = None  # where the KV cache will be, if other processes are to read it
+    kv_home: SharedCache | VirtualMemory | None = None  # where the KV cache will be; None: wherever torch puts it
 
 
 def load(
@@ -78,10 +78,20 @@ def load(
     loaded = LoadedEngine(target, small, embedder, free_before_bytes)
     if device.type == "cuda" and settings.parkable:
         phase("move", 0, 0)
-        loaded = replace(loaded, memory=_parkable(loaded, device))
-    if device.type == "cpu" and settings.kv_port is not None and settings.kv_mover in ("auto", "shm"):
-        loaded = replace(loaded, shared=SharedCache())
+        memory = _parkable(loaded, device)
+        return replace(loaded, memory=memory, kv_home=memory)
+    if settings.kv_port is not None and settings.kv_mover in ("auto", "shm", "cuda"):
+        return replace(loaded, kv_home=_exportable(device))
     return loaded
+
+
+def _exportable(device: torch.device) -> SharedCache | VirtualMemory:
+    """Memory for a KV cache that other processes may map."""
+    if device.type != "cuda":
+        return SharedCache()
+    from penstock.runner.cuda_driver import CudaDriver
+
+    return VirtualMemory(CudaDriver(device), lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
 
 
 def _parkable(loaded: LoadedEngine, device: torch.device) -> VirtualMemory:

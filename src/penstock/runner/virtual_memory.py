@@ -110,8 +110,15 @@ class VirtualMemory:
 
     def export(self, tensor: Tensor) -> int:
         """A file descriptor of the physical memory behind a tensor, until the next park; whoever asks closes it."""
+        return self._driver.export(self._segment(tensor).handle)
+
+    def size_of(self, tensor: Tensor) -> int:
+        """Bytes of the physical memory behind a tensor."""
+        return self._segment(tensor).num_bytes
+
+    def _segment(self, tensor: Tensor) -> Segment:
         own = tensor.untyped_storage().data_ptr()
-        return self._driver.export(next(one.handle for one in self._segments if one.address == own))
+        return next(one for one in self._segments if one.address == own)
 
     def change(self) -> None:
         """Memory that is kept once has changed: the next park copies it anew."""

@@ -162,4 +162,5 @@ class Mover(Protocol):
     def open(self, handle: bytes) -> RemoteMemory:
         """The memory of an engine that offered this. Raises Unreachable."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nobody is handed the memory any more, until it is offered again. Whoever reaches it still does."""

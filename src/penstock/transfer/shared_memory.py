@@ -52,7 +52,8 @@ class MemoryFile:
     def seal(self) -> int:
         """A descriptor that can only be read, for others. The file's size does not change any more: a process would be
         killed that reads what is not there."""
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        if not fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:  # it may be offered again
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 

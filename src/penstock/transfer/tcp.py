@@ -116,6 +116,7 @@ class TcpNetwork:
         self._by_ticket: dict[int, _Source] = {}
         self._takers: dict[int, _Taker] = {}
         self._num_peers = 0
+        self.is_withdrawn = False
         self._listening: socket.socket | None = None
 
     @property
@@ -247,6 +248,19 @@ class TcpNetwork:
         with self._lock:
             self._takers.pop(peer, None)
         self.put(PeerGone(peer))
+
+    def withdraw(self) -> None:
+        """Nobody pulls from here until `offer_again`: whoever has this engine's memory lets go of it."""
+        with self._lock:
+            self.is_withdrawn = True
+            takers = [*self._takers.values()]
+        for taker in takers:
+            taker.hang_up()
+        for mover in self.movers.values():
+            mover.close()
+
+    def offer_again(self) -> None:
+        self.is_withdrawn = False
 
     def _accept(self) -> None:
         assert self._listening is not None
@@ -614,6 +628,8 @@ class _Taker:
                 raise Disconnected
             if differing := differences(network.memory.layout, hello.layout):
                 self._refuse(wire, differing)
+            if network.is_withdrawn:
+                self._refuse(wire, "it is parked")
             wire.send(Welcome(network.epoch, self._offers(wire, hello)))
             use = wire.receive()
             if not isinstance(use, Use) or use.mover not in network.mover_names:

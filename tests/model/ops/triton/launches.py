@@ -12,7 +12,7 @@ from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, Norm, Stream
 from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton import TritonKV, TritonOps
-from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
+from penstock.model.ops.triton.attention.kv_copy import as_words, copy_between, gather_blocks, scatter_blocks
 from penstock.model.ops.triton.attention.merge import merge_parts
 from penstock.model.ops.triton.common.argmax import argmax
 from penstock.model.ops.triton.common.device import capability
@@ -125,6 +125,7 @@ def choices_and_blocks() -> None:
     packed = torch.zeros(2, words.shape[0], words.shape[2], dtype=torch.int32)
     gather_blocks(words, ids, packed)
     scatter_blocks(packed, ids, words)
+    copy_between(words, ids, words, ids)
 
 
 def launch_all() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from penstock.model.ops import KVShape
 from penstock.model.ops.triton import TritonKV
-from penstock.model.ops.triton.attention.kv_copy import as_words, gather_blocks, scatter_blocks
+from penstock.model.ops.triton.attention.kv_copy import as_words, copy_between, gather_blocks, scatter_blocks
 from tests.devices import DEVICE, matrix
 from tests.model.ops.triton.pair import TritonOps
 
@@ -32,3 +32,16 @@ def test_blocks_go_and_come_back(kv_dtype: torch.dtype, head_dim: int) -> None:
     scatter_blocks(packed, others, words)
     was[:, others.long()] = was[:, ids.long()]
     assert torch.equal(words, was)
+
+
+def test_blocks_go_to_another_cache_of_another_size() -> None:
+    ops = TritonOps(DEVICE, torch.bfloat16)
+    caches = [ops.allocate_kv(KVShape(3, num_blocks, 16, 2, 80))[0] for num_blocks in (9, 6)]
+    source, target = (as_words(cache.pool) for cache in caches if isinstance(cache, TritonKV))
+    source.random_()
+    target.random_()
+    was, ours = target.clone(), torch.tensor([1, 4, 0, 3], dtype=torch.int32, device=DEVICE)
+    theirs = IDS.to(DEVICE)
+    copy_between(source, theirs, target, ours)
+    was[:, ours.long()] = source[:, theirs.long()]
+    assert torch.equal(target, was)

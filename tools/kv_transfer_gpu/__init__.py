@@ -1,0 +1,1 @@
+"""KV transfer between engines on one GPU: engines with random weights, each in a process of its own."""
