@@ -2,9 +2,11 @@
 
     python -m tools.kv_movers                       # shm and tcp; blocks of the default model
     python -m tools.kv_movers --movers nixl --piece 32768
+    python -m tools.kv_movers --movers cuda --parts 64 --piece 131072   # on a GPU; blocks of an 8B
 
-The limit of shared memory is a plain numpy copy of as many bytes, the limit of TCP and NIXL is a socket between two
-processes that sends and receives as many bytes, in parts of as many as a message has. Rounds of all take turns, so that
+The limit of shared memory is a plain numpy copy of as many bytes, that of CUDA IPC a copy within the GPU's memory, the
+limit of TCP and NIXL is a socket between two processes that sends and receives as many bytes, in parts of as many as a
+message has. Rounds of all take turns, so that
 what else the machine does meets all of them. Ratios are of CPU seconds of both processes together (which a busy machine
 does not change much) and of the medians of wall-clock time.
 """
@@ -29,25 +31,45 @@ from penstock.runner.kv_memory import byte_tools
 from penstock.transfer.host_memory import HostMemory, Parts
 from penstock.transfer.messages import Ask, Ended, Layout
 from penstock.transfer.nixl import NixlMover
-from penstock.transfer.ports import Credited, Mover, Told
+from penstock.transfer.ports import BlockMemory, Credited, Mover, Told
 from penstock.transfer.shared_memory import MemoryFile, SharedMemoryMover
 from penstock.transfer.tcp import TcpNetwork
 
 _SECRET = "measured"
 _PART_BYTES = 8 << 20
-_LIMITS = {"shm": "numpy copy", "tcp": "sockets", "nixl": "sockets"}
+_LIMITS = {"shm": "numpy copy", "tcp": "sockets", "nixl": "sockets", "cuda": "device copy"}
+
+
+_LAYOUT = Layout("measured", "none", "bytes", "none", "bytes", 16, 1)
+
+
+def _on_gpu(arguments: argparse.Namespace) -> tuple[BlockMemory, list[Mover]]:
+    import torch
+
+    from penstock.runner.cuda_driver import CudaDriver
+    from penstock.runner.cuda_kv_memory import CudaMover, DeviceMemory
+    from penstock.runner.virtual_memory import VirtualMemory
+
+    driver = CudaDriver(torch.device("cuda", 0))
+    virtual = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    shape = (arguments.parts // 2, 2, arguments.blocks, arguments.piece)
+    memory = DeviceMemory(virtual.zeros(shape, dtype=torch.uint8, device=torch.device("cuda", 0)), _LAYOUT)
+    return memory, [CudaMover(memory, virtual, driver, _SECRET)]
 
 
 class Side:
     """A cache without a model, and its end of the network."""
 
     def __init__(self, arguments: argparse.Namespace, mover: str) -> None:
+        if mover == "cuda":
+            memory, movers = _on_gpu(arguments)
+            self.network = TcpNetwork(memory, mover, _SECRET, timeout_s=60.0, movers=movers, sends_bytes=False)
+            return
         file, sizes = MemoryFile(), [arguments.piece] * arguments.parts
         self.wholes = [file.allocate(arguments.blocks * size) for size in sizes]
         for whole in self.wholes:
             np.frombuffer(whole, np.uint8)[:] = 7  # its pages are there
-        layout = Layout("measured", "none", "bytes", "none", "bytes", 16, 1)
-        memory = HostMemory(Parts(self.wholes, sizes), layout, byte_tools())
+        memory = HostMemory(Parts(self.wholes, sizes), _LAYOUT, byte_tools())
         movers: list[Mover] = []
         if mover == "shm":
             movers = [SharedMemoryMover(memory, file, _SECRET)]
@@ -141,6 +163,22 @@ class PlainCopy:
         np.copyto(self._target, self._source)
 
 
+class DeviceCopy:
+    """Within the memory of a GPU."""
+
+    def __init__(self, num_bytes: int) -> None:
+        import torch
+
+        self.pids = [os.getpid()]
+        self._source, self._target = (torch.zeros(num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+
+    def __call__(self) -> None:
+        import torch
+
+        self._target.copy_(self._source)
+        torch.cuda.synchronize()
+
+
 def _started(target: Callable[..., None], *arguments: object) -> int:
     process = multiprocessing.Process(target=target, args=arguments, daemon=True)
     process.start()
@@ -156,7 +194,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--movers", default="shm,tcp", help="of shm, tcp, nixl")
+    parser.add_argument("--movers", default="shm,tcp", help="of shm, tcp, nixl, cuda")
     parser.add_argument("--parts", type=int, default=60, help="pieces that a block is made of: two for each layer")
     parser.add_argument("--piece", type=int, default=6144, help="bytes of a piece")
     parser.add_argument("--blocks", type=int, default=512)
@@ -164,7 +202,9 @@ def main() -> None:
     arguments = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     num_bytes = arguments.parts * arguments.piece * arguments.blocks
-    limits: dict[str, Work] = {"numpy copy": PlainCopy(num_bytes), "sockets": PlainSockets(num_bytes)}
+    makers = {"numpy copy": PlainCopy, "sockets": PlainSockets, "device copy": DeviceCopy}
+    needed = {_LIMITS[mover] for mover in arguments.movers.split(",")}
+    limits: dict[str, Work] = {name: make(num_bytes) for name, make in makers.items() if name in needed}
     pulls: dict[tuple[str, bool], Work] = {
         (mover, scatters): Pull(arguments, mover, scatters=scatters)
         for mover in arguments.movers.split(",")

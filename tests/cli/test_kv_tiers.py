@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 from tools.drills.pressure import samples
-from tools.drills.stand import MODEL, PATIENT, Process, stand
+from tools.drills.stand import BY_PREFIX, MODEL, Process, stand
 
 from penstock.gateway.records.decisions import read_decisions
 from tests.sdk import Unverified
@@ -48,7 +48,7 @@ def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, mon
         for prompt in prompts:
             ask(one, prompt)
         monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))  # for the gateway's decisions; replicas find their kernels
-        gateway = place.gateway(one, other, **PATIENT)
+        gateway = place.gateway(one, other, **BY_PREFIX)
         eventually(lambda: exact_replicas(gateway), lambda exact: exact == 2)
         assert ";matched=768;of=2" in ask(gateway, prompts[-1])[0]
         before = other.get("/v1/penstock/snapshot")["prompt_tokens"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 from tools.drills.pressure import samples
-from tools.drills.stand import MODEL, PATIENT, Process, stand
+from tools.drills.stand import BY_PREFIX, MODEL, Process, stand
 
 from tests.sdk import Unverified
 from tests.waiting import eventually
@@ -40,12 +40,12 @@ def post(server: Process, content: str, max_tokens: int = 1) -> tuple[Mapping[st
     return raw.headers, (details.cached_tokens or 0) if details is not None else 0
 
 
-def ask(gateway: Process, prefix: str, question: str) -> tuple[str, int]:
-    """Where it was answered, and how many tokens were there already. It is asked when the gateway has heard that no
-    replica works: one that computes a prompt is spared another."""
+def ask(gateway: Process, prefix: str, question: str) -> tuple[str, int, str]:
+    """Where it was answered, how many tokens were there already, and the reasons of the pick. It is asked when the
+    gateway has heard that no replica works: one that computes a prompt is spared another."""
     eventually(gateway.known_work, lambda found: not any(found))
     headers, cached = post(gateway, prefix + question, max_tokens=2)
-    return headers["x-penstock-replica"], cached
+    return headers["x-penstock-replica"], cached, headers["x-penstock-route"]
 
 
 def is_exact(route: str) -> bool:
@@ -76,17 +76,19 @@ def fill(gateway: Process, replicas: list[Process]) -> dict[str, str]:
 def test_a_restarted_gateway_knows_who_holds_what(tmp_path: Path) -> None:
     with stand(tmp_path) as place:
         replicas = [place.replica() for _ in range(3)]
-        first = place.gateway(*replicas, **PATIENT)
+        first = place.gateway(*replicas, **BY_PREFIX)
         eventually(lambda: num_known(first), lambda count: count == len(replicas))
         homes = fill(first, replicas)
         assert len(set(homes.values())) == len(replicas)  # who is idle shares what nobody holds
-        assert all(ask(first, prefix, "two")[0] == home for prefix, home in homes.items())
+        for prefix, home in homes.items():
+            where, _, why = ask(first, prefix, "two")
+            assert where == home, why
         first.end()
-        second = place.gateway(*replicas, **PATIENT)
+        second = place.gateway(*replicas, **BY_PREFIX)
         eventually(lambda: num_known(second), lambda count: count == len(replicas))
         for prefix, home in homes.items():
-            where, cached = ask(second, prefix, "three")
-            assert where == home
+            where, cached, why = ask(second, prefix, "three")
+            assert where == home, why
             assert cached > 256
 
 

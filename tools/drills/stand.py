@@ -29,6 +29,9 @@ PATIENT: dict[str, Any] = {
     "max_wait_s": {"interactive": 600, "standard": 600},
     "health": {"hung_after_s": 600, "silent_after_s": 60, "probe_timeout_s": 60, "deep_probe_every_s": 0},
 }
+# What a replica holds of a prompt weighs more than any speed: on a busy machine one may be measured to be so slow that
+# another had better compute the prompt anew.
+BY_PREFIX = PATIENT | {"routing": {"weights": {"prefix": 1000.0}}}
 _PENSTOCK = "penstock.cli.main"
 _SHAPE = {
     "model_type": "llama",

@@ -13,6 +13,7 @@ would bring.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import tempfile
@@ -105,16 +106,13 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def started(config: ModelConfig, settings: Sequence[EngineSettings]) -> list[EngineProcess]:
-    began_s, engines = perf_counter(), []
-    for each in settings:  # one after the other: each measures how much of the card is free
-        engines.append(EngineProcess(config, each))
-        engines[-1].wait_ready()
-    print(
-        f"\n{len(engines)} engines ready after {perf_counter() - began_s:.1f} s, movers {engines[-1].movers}",
-        flush=True,
-    )
-    return engines
+def started(config: ModelConfig, settings: EngineSettings, share: str = "100") -> EngineProcess:
+    """`share`: percent of the card's processors that it may use. One after the other: each measures how much memory of
+    the card is free."""
+    os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = share
+    engine = EngineProcess(config, settings)
+    engine.wait_ready()
+    return engine
 
 
 def main() -> None:
@@ -126,7 +124,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32, help="that decode")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each rate")
     parser.add_argument("--rates", default="1,2,3", help="prompts per second")
-    parser.add_argument("--chunks", default="512,1024,2048,8192", help="sizes of chunks to try together")
+    parser.add_argument("--chunks", default="512,2048,8192", help="sizes of chunks of the engine that computes prompts")
+    parser.add_argument("--share", default="100,40", help="percent of the card that the prefill engine may use (MPS)")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -147,20 +146,25 @@ def run(arguments: argparse.Namespace) -> None:
     )
     rates = [float(rate) for rate in arguments.rates.split(",")]
     head = "\n| | prompts/s | gap p50, ms | p95 | p99 | longest | streams, tokens/s | prompts done | TTFT p50, s |"
-    puller, lender = started(config, [plain, plain])
+    chunks = [int(chunk) for chunk in arguments.chunks.split(",")]
+    puller = started(config, plain)
     if arguments.only != "interference":
+        lender = started(config, plain)
         transfers(lender, puller, lender.address, dice, arguments)
+        lender.close()
     if arguments.only != "transfer":
         print(head + "\n|" + "---|" * 9, flush=True)
         interference("no prompts", puller, None, 0.0, dice, arguments)
-        for rate in rates:
-            interference("split", puller, lender.address, rate, dice, arguments)
-    for each in (puller, lender):
-        each.close()
-    if arguments.only == "transfer":
-        return
-    for chunk in map(int, arguments.chunks.split(",")):
-        (alone,) = started(config, [replace(plain, chunk_tokens=chunk)])
+        for share in arguments.share.split(","):
+            for chunk in chunks:
+                lender = started(config, replace(plain, chunk_tokens=chunk), share)
+                for rate in rates:
+                    name = f"split, chunks of {chunk}, {share} % of the card"
+                    interference(name, puller, lender.address, rate, dice, arguments)
+                lender.close()
+    puller.close()
+    for chunk in chunks if arguments.only != "transfer" else []:
+        alone = started(config, replace(plain, chunk_tokens=chunk))
         for rate in rates:
             interference(f"together, chunks of {chunk}", alone, None, rate, dice, arguments)
         alone.close()

@@ -118,6 +118,7 @@ class CudaMover:
 
     name = "cuda"
     is_local = True
+    message_bytes = 1 << 30
 
     def __init__(self, memory: DeviceMemory, virtual: VirtualMemory, driver: CudaDriver, secret: str) -> None:
         """`virtual`: that the cache lies in."""

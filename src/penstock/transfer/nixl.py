@@ -43,6 +43,7 @@ class NixlMover:
 
     name = "nixl"
     is_local = False
+    message_bytes = 64 << 20
 
     def __init__(self, memory: HostMemory, *, timeout_s: float) -> None:
         """`timeout_s`: for one copy. Raises NixlMissing."""

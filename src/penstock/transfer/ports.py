@@ -156,6 +156,10 @@ class Mover(Protocol):
     def is_local(self) -> bool:
         """It works within one machine only."""
 
+    @property
+    def message_bytes(self) -> int:
+        """Blocks that one message tells of, so that tickets take turns: some milliseconds of copying."""
+
     def offer(self) -> bytes:
         """The facts that another engine needs to reach this one's memory. Raises Unreachable."""
 

@@ -69,6 +69,7 @@ class SharedMemoryMover:
 
     name = "shm"
     is_local = True
+    message_bytes = 64 << 20
 
     def __init__(self, memory: HostMemory, file: MemoryFile, secret: str) -> None:
         """`file`: that the memory's parts lie in."""

@@ -77,8 +77,7 @@ log = logging.getLogger("penstock.transfer")
 
 _HANDSHAKE_S = 5.0
 _SECRET = "gateway_secret"
-_PART_BYTES = 8 << 20  # of blocks in one message, so that tickets take turns
-_COPIED_BYTES = 64 << 20  # the same, of blocks that the other side copies: it takes less time
+_PART_BYTES = 8 << 20  # of blocks whose bytes follow a message, so that tickets take turns
 _MAX_PEERS = 256
 TCP = "tcp"  # the mover that is none: bytes follow their message
 _RETRY_S = 2.0  # after a connection that could not be made
@@ -293,6 +292,11 @@ class TcpNetwork:
     def epoch(self) -> str:
         return self._epoch
 
+    def max_blocks(self, mover: str) -> int:
+        """That one message has."""
+        part_bytes = _PART_BYTES if mover == TCP else self.movers[mover].message_bytes
+        return max(1, part_bytes // self._memory.layout.block_bytes)
+
     def prove(self, sock: socket.socket, *, is_caller: bool) -> None:
         """Raises Refused, Disconnected, TimeoutError."""
         tune(sock, self.timeout_s)
@@ -472,7 +476,7 @@ class _Source:
         the connection: nothing on it can be believed."""
         ticket, first, end = message.ticket, message.first, message.first + message.count
         memory = self._network.memory
-        if not 0 < message.count <= _most_blocks(memory, self.mover):
+        if not 0 < message.count <= self._network.max_blocks(self.mover):
             raise Refused("it sent what nobody can have asked for", is_final=True)
         with self._lock:
             its = self._tickets.get(ticket)
@@ -559,7 +563,7 @@ class _Taker:
     def send(self, ticket: int, first: int, block_ids: Sequence[int]) -> None:
         if self._wire is None:
             return
-        each = _most_blocks(self._network.memory, self._mover)
+        each = self._network.max_blocks(self._mover)
         for start in range(0, len(block_ids), each):
             part = list(block_ids[start : start + each])
             self._wire.do(lambda start=start, part=part: self._send(ticket, first + start, part))  # type: ignore[misc]
@@ -694,10 +698,6 @@ def differences(ours: object, theirs: object) -> str:
         for name in names
         if getattr(ours, name) != getattr(theirs, name)
     )
-
-
-def _most_blocks(memory: BlockMemory, mover: str) -> int:
-    return max(1, (_PART_BYTES if mover == TCP else _COPIED_BYTES) // memory.layout.block_bytes)
 
 
 def _family(host: str) -> socket.AddressFamily:
