@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,13 @@ class EngineSize:
     kv_bytes: int  # of these blocks; what a model to draft with adds to them is not counted
     host_blocks: int = 0  # more of them, in host memory
     staging_blocks: int = 0  # of the device's memory, for blocks on their way; only a GPU needs some
+
+    def with_blocks(self, num_blocks: int) -> EngineSize:
+        """The size with so many blocks of KV cache instead."""
+        block_bytes = self.kv_bytes // self.num_blocks
+        return replace(
+            self, limits=self.limits.within(num_blocks), num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes
+        )
 
 
 def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> EngineSize:
