@@ -125,9 +125,7 @@ def assembled(
     os.environ[SHARE_VARIABLE] = "1"
     max_blocks = GPU_RANK_BLOCKS if kind == "cuda" and ranks else None
     with forked() if ranks else contextlib.nullcontext():
-        made = assemble_ranks(
-            RandomCheckpoint(config), config, settings, lambda *_: None, draft, max_blocks=max_blocks
-        )
+        made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft, max_blocks=max_blocks)
     soiled(made.rank_runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made
