@@ -23,6 +23,10 @@ from penstock.sched.plan import Runner, Slice, StepHandle, StepPlan, StepResult
 from tests.equality.inprocess import soiled
 from tests.template import forked
 
+# Blocks of ranks on a GPU: more than any test hands out. Several engines start on it at once, and one that measures
+# how much of it is free may find anything.
+GPU_RANK_BLOCKS = 1024
+
 
 def through_bytes(runner: Any) -> Runner:
     """The runner, with everything that a step needs sent through bytes, as to another rank: the inputs of the model,
@@ -100,7 +104,7 @@ def assembled(
 ) -> Assembly:
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
     the overlapped runner every plan goes through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are several ranks,
-    processes of their own; on a GPU they share it."""
+    processes of their own; on a GPU they share it, with other engines too."""
     kind, *sizes = device.split()
     ranks = {name: int(size) if size.isdecimal() else size for name, size in (each.split("=") for each in sizes)}
     settings = EngineSettings(
@@ -111,7 +115,7 @@ def assembled(
         chunk_tokens=chunk_tokens,
         host_kv_gib=host_kv_gib,
         max_loras=max_loras,
-        memory_fraction=0.05 if kind == "cuda" else None,
+        memory_fraction=0.05 if kind == "cuda" and not ranks else None,
         threads=1 if ranks else None,
         **ranks,  # type: ignore[arg-type]
         speculate=speculate,
@@ -119,8 +123,9 @@ def assembled(
     )
     draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
     os.environ[SHARE_VARIABLE] = "1"
+    max_blocks = GPU_RANK_BLOCKS if kind == "cuda" and ranks else None
     with forked() if ranks else contextlib.nullcontext():
-        made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft)
+        made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft, max_blocks=max_blocks)
     soiled(made.rank_runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
         return made

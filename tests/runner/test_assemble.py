@@ -64,6 +64,16 @@ def test_a_context_that_the_cache_has_no_room_for_is_cut(
     assert "no room for more" in caplog.text
 
 
+def test_a_cache_has_no_more_blocks_than_it_may() -> None:
+    settings = EngineSettings(device="cpu", dtype="float32")
+    whole, small, large = (
+        assemble(RandomCheckpoint(CONFIG), settings, lambda *_: None, max_blocks=most).size for most in (None, 3, 5000)
+    )
+    assert (small.num_blocks, small.limits.max_model_len) == (3, 48)
+    assert small.kv_bytes == 3 * 16 * CONFIG.kv_bytes_per_token(4)
+    assert large == whole
+
+
 def test_phases_are_told_in_order_and_layer_by_layer() -> None:
     told: list[tuple[str, int, int]] = []
     settings = EngineSettings(device="cpu", dtype="float32")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from penstock.core.settings import EngineSettings
+from penstock.model.random_weights import RandomCheckpoint
+from penstock.model.ranks import LoneRank, Ranks, SingleRank
+from penstock.model.shard import Shard
+from penstock.model.stages import Stage
+from penstock.runner.load import load
 from penstock.runner.rehearsal_note import RehearsalNote
+from penstock.runner.size import rehearsal_note
+from tests.runner.small import CONFIG
 
 GIB = 1 << 30
 
@@ -37,3 +47,33 @@ def test_a_forgotten_or_broken_note_is_none() -> None:
     assert note.read() is None
     note.path.write_text("half a")
     assert note.read() is None
+
+
+class Elsewhere:
+    """The way to a stage that nobody asks for anything."""
+
+    def send(self, x: torch.Tensor) -> None: ...
+
+    def receive(self, num_rows: int) -> torch.Tensor:
+        raise AssertionError("no step is run")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "is_noted"),
+    [
+        (SingleRank(), Stage(), True),
+        (LoneRank(Shard(0, 2)), Stage(), False),
+        (SingleRank(), Stage(range(1), after=Elsewhere()), False),
+        (SingleRank(), Stage(range(1, 2), before=Elsewhere()), False),
+    ],
+    ids=["alone", "tensor parallel", "first stage", "last stage"],
+)
+def test_a_rank_among_others_has_no_note(
+    ranks: Ranks, stage: Stage, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They rehearse together: one that found a note would leave the others waiting for it."""
+    gpu = SimpleNamespace(name="a GPU", total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    settings = EngineSettings(device="cpu", dtype="float32")
+    loaded = load(RandomCheckpoint(CONFIG), settings, lambda *_: None, ranks=ranks, stage=stage)
+    assert (rehearsal_note(loaded, settings) is not None) == is_noted

@@ -41,20 +41,26 @@ def assemble(
     phase: Phase,
     draft: Checkpoint | None = None,
     group: Group | None = None,
+    max_blocks: int | None = None,
 ) -> Assembly:
-    """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one."""
+    """`draft`: of a small model, to guess with. `group`: the ranks that share the model; None: there is one.
+    `max_blocks`: of the KV cache, however many there is room for."""
     if group is None:
         loaded = load(checkpoint, settings, phase, draft)
-        engine_size = size(loaded, settings, phase)
     else:
         loaded = load(checkpoint, settings, phase, draft, group.ranks, group.stage, group.device)
+    engine_size = size(loaded, settings, phase)
+    if max_blocks is not None:
+        engine_size = engine_size.with_blocks(min(max_blocks, engine_size.num_blocks))
+    if group is not None:
         kernels = loaded.target.kernels
         formats = f"{kernels.number_format}, linear weights {kernels.quant}"
         experts = loaded.target.experts
         placement = experts.digest if experts is not None else ""
-        engine_size = group.agree(size(loaded, settings, phase), formats, placement)
+        engine_size = group.agree(engine_size, formats, placement)
     try:
         return build(loaded, engine_size, phase)
     except torch.OutOfMemoryError:
-        rehearsal_note(loaded, settings).forget()  # it takes more than was noted: the next start measures again
+        if (note := rehearsal_note(loaded, settings)) is not None:
+            note.forget()  # it takes more than was noted: the next start measures again
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,13 @@ class EngineSize:
     kv_bytes: int  # of these blocks; what a model to draft with adds to them is not counted
     host_blocks: int = 0  # more of them, in host memory
     staging_blocks: int = 0  # of the device's memory, for blocks on their way; only a GPU needs some
+
+    def with_blocks(self, num_blocks: int) -> EngineSize:
+        """The size with so many blocks of KV cache instead."""
+        block_bytes = self.kv_bytes // self.num_blocks
+        return replace(
+            self, limits=self.limits.within(num_blocks), num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes
+        )
 
 
 def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> EngineSize:
@@ -48,14 +55,16 @@ def _blocks_on_gpu(loaded: LoadedEngine, block_bytes: int, settings: EngineSetti
             lambda: [make_runner(model, model.allocate_kv(1)) for model in models],
             loaded.target.ops.device,
             loaded.free_before_bytes,
-            # Ranks rehearse together or not at all: none of them may find a note of its own.
-            rehearsal_note(loaded, settings) if loaded.target.ranks.shard.size == 1 else None,
+            rehearsal_note(loaded, settings),
         )
     return blocks_on_gpu(memory, block_bytes, fraction=settings.memory_fraction)
 
 
-def rehearsal_note(loaded: LoadedEngine, settings: EngineSettings) -> RehearsalNote:
-    """The note about engines of this kind on a GPU of this kind."""
+def rehearsal_note(loaded: LoadedEngine, settings: EngineSettings) -> RehearsalNote | None:
+    """The note about engines of this kind on a GPU of this kind. None: other ranks have the rest of the model. Ranks
+    rehearse together or not at all, so none of them may find a note that another does not."""
+    if loaded.target.ranks.shard.size > 1 or not loaded.target.stage.is_alone:
+        return None
     models = [model for model in (loaded.target, loaded.draft) if model is not None]
     gpu = torch.cuda.get_device_properties(loaded.target.ops.device)
     kinds = [(each.model.config, each.limits, each.kernels.number_format, each.kernels.quant) for each in models]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from penstock.core.ranks import RankLost
 from penstock.model.shard import Shard
 from penstock.runner.ranks.gloo import DistributedLink, DistributedRanks, make_group
 
@@ -102,3 +104,35 @@ def test_a_stage_receives_what_the_one_before_sends() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, range(2)))
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (2, r"rank 5 of the model \(node 5\) is lost: a collective failed: "),
+        (3, r"rank 4 of the model \(node 4\) is lost: it lost touch with the other ranks of its stage: "),
+    ],
+)
+def test_nobody_waits_for_ever_for_a_rank_that_hangs(size: int, said: str) -> None:
+    """Of two the other is meant. Of more nobody knows which: the one that says so goes, and the leader looks for the
+    cause."""
+    store = HashStore()
+
+    def one(rank: int) -> DistributedRanks:
+        return DistributedRanks(
+            Shard(rank, size),
+            torch.device("cpu"),
+            store,
+            host=f"127.0.0.{rank + 1}",
+            timeout_s=60.0,
+            first_rank=4,
+            where=lambda rank: f"node {rank}",
+        )
+
+    with ThreadPoolExecutor(size) as pool:
+        first, *others = pool.map(one, range(size))
+        list(pool.map(lambda ranks: ranks.sum(torch.ones(3)), [first, *others]))  # they have met
+    first._group._set_default_timeout(timedelta(seconds=0.02))
+    for _ in range(2):
+        with pytest.raises(RankLost, match=said):
+            first.sum(torch.ones(3))

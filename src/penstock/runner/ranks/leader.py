@@ -364,14 +364,8 @@ def _wait_until_here(store: Store, followers: Sequence[Follower], settings: Engi
 
 def with_size(own: EngineSize, agreed: Sized) -> EngineSize:
     """A rank's own size, made as small as the others need it."""
-    block_bytes = own.kv_bytes // own.num_blocks
     return replace(
-        own,
-        limits=own.limits.within(agreed.num_blocks),
-        num_blocks=agreed.num_blocks,
-        kv_bytes=agreed.num_blocks * block_bytes,
-        host_blocks=agreed.host_blocks,
-        staging_blocks=agreed.staging_blocks,
+        own.with_blocks(agreed.num_blocks), host_blocks=agreed.host_blocks, staging_blocks=agreed.staging_blocks
     )
 
 
