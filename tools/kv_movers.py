@@ -225,6 +225,7 @@ def main() -> None:
         "| mover | blocks | GB per CPU second | of the limit | GB/s, median | of the limit |\n|---|---|---|---|---|---|"
     )
     wall_s = {key: statistics.median(each) for key, each in seconds.items()}
+    cpu_s = {key: max(each, 1 / os.sysconf("SC_CLK_TCK")) for key, each in cpu_s.items()}
     for name in limits:
         print(_row(name, "", num_bytes * arguments.rounds / cpu_s[name], None, num_bytes / wall_s[name], None))
     for mover, scatters in pulls:

@@ -24,10 +24,17 @@ from tests.waiting import eventually
 MODEL = "drill"
 PACED = NAME  # the model of paced replicas
 LARGE = 1 << 19  # tokens of context, and so of KV cache: room for hundreds of long streams
-# Settings of a gateway that takes nobody for late, silent or hung, however slow the machine is.
+# Settings of a gateway that takes nobody for late, silent or hung, however slow the machine is. Slow start draws lots
+# among replicas that joined at different times.
 PATIENT: dict[str, Any] = {
     "max_wait_s": {"interactive": 600, "standard": 600},
-    "health": {"hung_after_s": 600, "silent_after_s": 60, "probe_timeout_s": 60, "deep_probe_every_s": 0},
+    "health": {
+        "hung_after_s": 600,
+        "silent_after_s": 60,
+        "probe_timeout_s": 60,
+        "deep_probe_every_s": 0,
+        "slow_start": {"ramp_s": 0},
+    },
 }
 # What a replica holds of a prompt weighs more than any speed: on a busy machine one may be measured to be so slow that
 # another had better compute the prompt anew.
