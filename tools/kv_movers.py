@@ -40,7 +40,7 @@ _PART_BYTES = 8 << 20
 _LIMITS = {"shm": "numpy copy", "tcp": "sockets", "nixl": "sockets", "cuda": "device copy"}
 
 
-_LAYOUT = Layout("measured", "none", "bytes", "none", "bytes", 16, 1)
+_LAYOUT = Layout("measured", "none", "bytes", "none", "bytes", 16, "TP1")
 
 
 def _on_gpu(arguments: argparse.Namespace) -> tuple[BlockMemory, list[Mover]]:
@@ -72,7 +72,7 @@ class Side:
         memory = HostMemory(Parts(self.wholes, sizes), _LAYOUT, byte_tools())
         movers: list[Mover] = []
         if mover == "shm":
-            movers = [SharedMemoryMover(memory, file, _SECRET)]
+            movers = [SharedMemoryMover(memory, [file.lend(memory.parts)], _SECRET)]
         elif mover == "nixl":
             movers = [NixlMover(memory, timeout_s=60.0)]
         self.network = TcpNetwork(memory, mover, _SECRET, timeout_s=60.0, movers=movers, sends_bytes=mover == "tcp")

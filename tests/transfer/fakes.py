@@ -33,7 +33,7 @@ TOKEN_BYTES = 8
 
 
 def layout_of(block_size: int) -> Layout:
-    return Layout("fake", "none", "int64", "none", "int64", block_size, 1, (), block_size * TOKEN_BYTES, 1)
+    return Layout("fake", "none", "int64", "none", "int64", block_size, "TP1", (), block_size * TOKEN_BYTES, 1)
 
 
 class FakeMemory(HostMemory):

@@ -88,7 +88,7 @@ def tcp_side(secret: str = "s", *, layout: Layout | None = None, epoch: str = "e
 def shm_side(secret: str = "s", *, epoch: str = "e", sends_bytes: bool = False) -> Side:
     file = MemoryFile()
     memory = Memory(file=file)
-    mover = SharedMemoryMover(memory, file, secret)
+    mover = SharedMemoryMover(memory, [file.lend(memory.parts)], secret)
     network = TcpNetwork(memory, epoch, secret, timeout_s=5.0, retry_s=0.0, movers=[mover], sends_bytes=sends_bytes)
     return Side(network, memory)
 

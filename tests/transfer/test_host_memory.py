@@ -18,6 +18,7 @@ from penstock.model.ops import LayerKV
 from penstock.model.ops.library import load_library
 from penstock.model.ops.memory import release
 from penstock.runner.kv_memory import NativeTools, SharedCache, byte_tools, host_memory
+from penstock.runner.kv_memory import parts_of as parts_of_cache
 from penstock.transfer.host_memory import ByteTools, HostMemory, Parts, PlainTools
 from tests.transfer.fakes import layout_of
 
@@ -143,16 +144,16 @@ def test_a_cache_that_others_can_map_is_a_cache() -> None:
     assert not keys.any()
     keys.fill_(1.0)
     assert not values.any(), "each has memory of its own"
-    memory = host_memory([LayerKV(keys, values, 16)], layout_of(16))
+    memory = host_memory(parts_of_cache([LayerKV(keys, values, 16)]), layout_of(16))
     assert memory.layout.block_bytes == 2 * 16 * 2 * 8 * 2
-    first, second = shared.file.offsets(memory.parts)
+    first, second = shared.file.lend(memory.parts).offsets
     assert 0 < first < second
 
 
 def test_a_cache_that_others_can_map_is_given_back_when_it_is_parked() -> None:
     shared = SharedCache()
     part = shared.zeros((8 << 20,), dtype=torch.uint8, device=torch.device("cpu")).fill_(1)
-    descriptor = shared.file.seal()
+    descriptor = shared.file.lend(Parts([], [])).seal()
     before = os.fstat(descriptor).st_blocks
     release([part])
     assert os.fstat(descriptor).st_blocks <= before - (8 << 20) // 512

@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from penstock.link.connection import Disconnected
 from penstock.link.proof import Refused, prove
 from penstock.transfer.descriptors import DescriptorServer, fetch_descriptors
+from penstock.transfer.host_memory import Parts
 from penstock.transfer.messages import (
     MAGIC,
     PROTOCOL,
@@ -77,7 +79,7 @@ def test_a_descriptor_goes_to_who_knows_the_secret_only() -> None:
 def test_who_has_the_memory_of_another_can_read_it_only() -> None:
     file = MemoryFile()
     file.allocate(100)[:5] = b"bytes"
-    descriptor = file.seal()
+    descriptor = file.lend(Parts([], [])).seal()
     with pytest.raises(PermissionError):
         mmap.mmap(descriptor, 0)
     with pytest.raises(OSError, match=r"not permitted|Invalid"):
@@ -87,9 +89,14 @@ def test_who_has_the_memory_of_another_can_read_it_only() -> None:
     os.close(descriptor)
 
 
-def opened(change: Callable[[dict[str, object]], None]) -> str:
+def mover_of(file: MemoryFile) -> SharedMemoryMover:
+    memory = Memory(file=file)
+    return SharedMemoryMover(memory, [file.lend(memory.parts)], "s")
+
+
+def opened(change: Callable[[dict[str, Any]], None]) -> str:
     """Why memory that is told of like this cannot be reached."""
-    lender, puller = (SharedMemoryMover(Memory(file=file), file, "s") for file in (MemoryFile(), MemoryFile()))
+    lender, puller = mover_of(MemoryFile()), mover_of(MemoryFile())
     handle = msgspec.msgpack.decode(lender.offer())
     change(handle)
     before = mapped()
@@ -103,16 +110,17 @@ def opened(change: Callable[[dict[str, object]], None]) -> str:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda told: told.update(nonce=bytes(16)), "another process's"),
-        (lambda told: told.update(offsets=[1 << 40]), "smaller than it says"),
+        (lambda told: told["files"][0].update(nonce=bytes(16)), "another process's"),
+        (lambda told: told["files"][0].update(offsets=[1 << 40]), "smaller than it says"),
         (lambda told: told.update(num_blocks=1 << 50), "smaller than it says"),
-        (lambda told: told.update(offsets=[]), "other parts"),
+        (lambda told: told["files"][0].update(offsets=[]), "other parts"),
+        (lambda told: told["files"].append({"nonce": bytes(16), "offsets": []}), "other parts"),
         (lambda told: told.update(socket="penstock-kv-nobody"), "refused"),
         (lambda told: told.clear(), "missing"),
     ],
 )
 def test_memory_that_is_not_what_it_is_said_to_be_is_not_mapped(
-    change: Callable[[dict[str, object]], None], reason: str
+    change: Callable[[dict[str, Any]], None], reason: str
 ) -> None:
     assert reason in opened(change)
 
@@ -122,9 +130,9 @@ def test_memory_that_could_be_taken_away_is_not_mapped() -> None:
     file, descriptor = MemoryFile(), os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 1 << 22)
     server = DescriptorServer(b"s", [descriptor])
-    handle = {"socket": server.name, "nonce": bytes(16), "offsets": [0], "num_blocks": 1}
+    handle = {"socket": server.name, "files": [{"nonce": bytes(16), "offsets": [0]}], "num_blocks": 1}
     with pytest.raises(Unreachable, match="taken away"):
-        SharedMemoryMover(Memory(file=file), file, "s").open(msgspec.msgpack.encode(handle))
+        mover_of(file).open(msgspec.msgpack.encode(handle))
     server.close()
 
 
@@ -178,7 +186,7 @@ class Lender:
         file = MemoryFile()
         self.memory = Memory(file=file)
         self.memory.fill()
-        self.mover = SharedMemoryMover(self.memory, file, "s")
+        self.mover = SharedMemoryMover(self.memory, [file.lend(self.memory.parts)], "s")
         self._script = script
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"

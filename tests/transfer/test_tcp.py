@@ -72,7 +72,7 @@ def test_engines_with_different_secrets_do_not_meet() -> None:
         ("kernels", "other"),
         ("kv_dtype", "fp8"),
         ("block_size", 8),
-        ("num_ranks", 2),
+        ("parallelism", "TP2"),
         ("scales", (0.5,)),
         ("block_bytes", 64),
     ],

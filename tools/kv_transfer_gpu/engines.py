@@ -44,6 +44,7 @@ def serve(config: ModelConfig, engine: EngineSettings, sock: socket.socket, pipe
         cache,
         StepBudget(limits.chunk_tokens, target_s=None, floor=limits.block_size),
         max_num_seqs=limits.max_num_seqs,
+        num_batches=assembly.parallelism.pp,
     )
     made = Engine(scheduler, assembly.runner, transfer=transfer.exchange, memory=transfer.memory)
     pipe.send((transfer.port, transfer.movers))

@@ -49,8 +49,7 @@ def make_transfer(
         return Transfer(memory=assembly.memory)
     if not cache.shares_prefixes:
         raise ConfigError("KV transfer needs the prefix cache: set prefix_cache, or leave kv_port out", param="kv_port")
-    if assembly.parallelism.num_ranks > 1:
-        raise ConfigError("KV transfer is not built for several ranks yet: leave kv_port out", param="kv_port")
+    _check_ranks(assembly)
     _check_mover(settings.engine.kv_mover, assembly)
     secret, host = os.environ.get(SECRET_VARIABLE, ""), settings.server.host
     if not secret and not is_loopback_host(host):
@@ -70,6 +69,15 @@ def make_transfer(
     return Transfer(exchange, port, memory.layout.digest, tuple(network.mover_names), parked)
 
 
+def _check_ranks(assembly: Assembly) -> None:
+    """Raises ConfigError."""
+    num_others = assembly.parallelism.num_ranks - 1
+    if num_others and assembly.device.name != "cpu":
+        raise ConfigError("KV transfer is not built for several ranks on GPUs yet: leave kv_port out", param="kv_port")
+    if num_others != len(assembly.other_caches):
+        raise ConfigError("KV transfer needs all ranks on one machine: leave kv_port out", param="kv_port")
+
+
 def _check_mover(kind: str, assembly: Assembly) -> None:
     """Raises ConfigError."""
     is_cpu, kernels = assembly.device.name == "cpu", assembly.formats.kernels
@@ -81,16 +89,18 @@ def _check_mover(kind: str, assembly: Assembly) -> None:
 
 
 def _on_cpu(kind: str, assembly: Assembly, layout: Layout, secret: str) -> tuple[BlockMemory, list[Mover]]:
-    from penstock.runner.kv_memory import SharedCache, host_memory  # takes torch
+    from penstock.runner.kv_memory import SharedCache, host_memory, parts_of  # takes torch
 
-    memory = host_memory(assembly.kv, layout)
+    own, others, home = parts_of(assembly.kv), assembly.other_caches, assembly.kv_home
+    memory = host_memory(own, layout, others)
     if kind == "nixl":
         try:
             return memory, [NixlMover(memory, timeout_s=_ENGINE_S)]
         except NixlMissing as error:
             raise ConfigError(str(error), param="kv_mover") from None
-    home = assembly.kv_home
-    return memory, [SharedMemoryMover(memory, home.file, secret)] if isinstance(home, SharedCache) else []
+    if kind == TCP or not isinstance(home, SharedCache):
+        return memory, []
+    return memory, [SharedMemoryMover(memory, [home.file.lend(own), *(each.file for each in others)], secret)]
 
 
 def _on_gpu(kind: str, assembly: Assembly, layout: Layout, secret: str) -> tuple[BlockMemory, list[Mover]]:
@@ -132,6 +142,6 @@ def _layout(config: ModelConfig, files: Path | None, assembly: Assembly) -> Layo
         formats.quant,
         formats.kv_dtype,
         assembly.limits.block_size,
-        assembly.parallelism.num_ranks,
+        assembly.parallelism.short,
         tuple(scale for layer in assembly.kv for scale in (layer.key_scale, layer.value_scale) if scale != 1.0),
     )

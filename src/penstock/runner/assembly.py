@@ -13,7 +13,7 @@ from penstock.core.parking import MemoryChange
 from penstock.model.lora import HostAdapter
 from penstock.model.ops import LayerKV
 from penstock.quant import Quant
-from penstock.runner.kv_memory import SharedCache
+from penstock.runner.kv_memory import RankCache, SharedCache
 from penstock.runner.limits import Limits
 from penstock.runner.moving import HostCopies
 from penstock.runner.runner import RankRunner
@@ -110,6 +110,7 @@ class Assembly:
     other_gpus: tuple[str, ...] = ()  # UUIDs of those that other ranks have, on this node
     experts: Experts | None = None  # None: it is no mixture
     kv: Sequence[LayerKV] = ()  # of this rank
+    other_caches: tuple[RankCache, ...] = ()  # of other ranks, in their order, that this one can reach
     kv_home: SharedCache | VirtualMemory | None = None  # where it lies; None: wherever torch has put it
 
     @property

@@ -1,9 +1,11 @@
-"""The KV cache of a CPU as bytes, block by block, for whoever sends blocks to another engine or takes them."""
+"""The KV cache of a CPU as bytes, block by block and of all ranks, for whoever sends blocks to another engine or takes
+them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 
@@ -16,7 +18,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.library import load_library
 from penstock.transfer.host_memory import ByteTools, HostMemory, Parts, PlainTools
 from penstock.transfer.messages import Layout
-from penstock.transfer.shared_memory import MemoryFile
+from penstock.transfer.shared_memory import LentFile, MemoryFile
 
 
 class NativeTools:
@@ -48,11 +50,27 @@ def byte_tools() -> ByteTools:
         return PlainTools()
 
 
-def host_memory(kv: Sequence[LayerKV], layout: Layout) -> HostMemory:
-    """A block is one piece in each layer's keys, and one in its values. `layout`: all but what the cache tells."""
+@dataclass(frozen=True)
+class RankCache:
+    """The KV cache of a rank, in a file that other processes map."""
+
+    file: LentFile
+    parts: Parts
+
+
+def parts_of(kv: Sequence[LayerKV]) -> Parts:
+    """A block is one piece in each layer's keys, and one in its values."""
     caches = [cache for layer in kv for cache in (layer.keys, layer.values)]
     wholes = [memoryview(cache.view(torch.uint8).view(-1).numpy().data) for cache in caches]
-    sizes = [cache[0].numel() * cache.element_size() for cache in caches]
+    return Parts(wholes, [cache[0].numel() * cache.element_size() for cache in caches])
+
+
+def host_memory(own: Parts, layout: Layout, others: Sequence[RankCache] = ()) -> HostMemory:
+    """The cache of all ranks: a block has pieces on each of them. `layout`: all but what the caches tell; `others`:
+    those of the ranks after this one."""
+    every = [own, *(other.parts for other in others)]
+    wholes = [whole for parts in every for whole in parts.wholes]
+    sizes = [size for parts in every for size in parts.sizes.tolist()]
     return HostMemory(Parts(wholes, sizes), layout, byte_tools())
 
 

@@ -80,7 +80,9 @@ def load(
         phase("move", 0, 0)
         memory = _parkable(loaded, device)
         return replace(loaded, memory=memory, kv_home=memory)
-    if settings.kv_port is not None and settings.kv_mover in ("auto", "shm", "cuda"):
+    # The first of several ranks reaches the caches of all, whatever moves their blocks.
+    is_shared = settings.kv_mover in ("auto", "shm", "cuda") or ranks.shard.size > 1 or not stage.is_alone
+    if settings.kv_port is not None and is_shared:
         return replace(loaded, kv_home=_exportable(device))
     return loaded
 

@@ -28,7 +28,7 @@ class Parts:
         self.wholes = wholes
         self.sizes: Ints = np.array(sizes, np.int64)
         self.addresses: Ints = np.array([address_of(each) for each in wholes], np.int64)
-        self.num_blocks = min(len(whole) // size for whole, size in zip(wholes, sizes, strict=True))
+        self.num_blocks = min((len(whole) // size for whole, size in zip(wholes, sizes, strict=True)), default=0)
 
     @property
     def block_bytes(self) -> int:

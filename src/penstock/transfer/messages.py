@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.hashing import BlockHash
 from penstock.core.request import Request
 
-PROTOCOL = 2  # raised whenever a message changes
+PROTOCOL = 3  # raised whenever a message changes
 MAGIC = b"PENSTKV1"
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -32,7 +32,7 @@ class Layout(msgspec.Struct, frozen=True):
     quant: str
     kv_dtype: str
     block_size: int
-    num_ranks: int
+    parallelism: str  # of its ranks: each keeps a part of every block
     scales: tuple[float, ...] = ()  # that 8-bit floats were divided by
     block_bytes: int = 0
     num_parts: int = 0  # pieces of memory that a block is made of

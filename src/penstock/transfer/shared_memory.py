@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -45,22 +46,37 @@ class MemoryFile:
         self._pieces[address_of(piece)] = offset
         return piece
 
-    def offsets(self, parts: Parts) -> list[int]:
-        """Where memory that came from here begins in the file."""
-        return [self._pieces[address] for address in parts.addresses.tolist()]
+    def lend(self, parts: Parts) -> LentFile:
+        """The file, for others, with the places of parts that were allocated here."""
+        offsets = [self._pieces[address] for address in parts.addresses.tolist()]
+        return LentFile(self._descriptor, self.nonce, offsets, self)
+
+
+@dataclass(frozen=True)
+class LentFile:
+    """A file in memory that parts of a cache lie in."""
+
+    descriptor: int  # to be read and written
+    nonce: bytes
+    offsets: Sequence[int]  # of the parts
+    owner: object  # which closes the descriptor at its end
 
     def seal(self) -> int:
         """A descriptor that can only be read, for others. The file's size does not change any more: a process would be
         killed that reads what is not there."""
-        if not fcntl.fcntl(self._descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:  # it may be offered again
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        if not fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:  # it may be offered again
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class _File(msgspec.Struct, frozen=True):
+    nonce: bytes
+    offsets: list[Count]  # of the parts of a block that lie in it
 
 
 class _Handle(msgspec.Struct, frozen=True):
-    socket: str  # where the descriptor is handed out
-    nonce: bytes
-    offsets: list[Count]  # of the parts of a block
+    socket: str  # where the descriptors are handed out
+    files: list[_File]  # in their order: of each rank one
     num_blocks: Count
 
 
@@ -71,32 +87,33 @@ class SharedMemoryMover:
     is_local = True
     message_bytes = 64 << 20
 
-    def __init__(self, memory: HostMemory, file: MemoryFile, secret: str) -> None:
-        """`file`: that the memory's parts lie in."""
-        self._memory, self._file, self._secret = memory, file, secret.encode()
+    def __init__(self, memory: HostMemory, files: Sequence[LentFile], secret: str) -> None:
+        """`files`: those that the memory's parts lie in, in the order of the parts."""
+        self._memory, self._files, self._secret = memory, files, secret.encode()
         self._lock = threading.Lock()
         self._server: DescriptorServer | None = None
 
     def offer(self) -> bytes:
         with self._lock:
             if self._server is None:
-                self._server = DescriptorServer(self._secret, [self._file.seal()])
-            parts = self._memory.parts
-            handle = _Handle(self._server.name, self._file.nonce, self._file.offsets(parts), parts.num_blocks)
+                self._server = DescriptorServer(self._secret, [file.seal() for file in self._files])
+            files = [_File(file.nonce, list(file.offsets)) for file in self._files]
+            handle = _Handle(self._server.name, files, self._memory.parts.num_blocks)
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> RemoteMemory:
         try:
             said = msgspec.msgpack.decode(handle, type=_Handle)
-            (descriptor,) = fetch_descriptors(said.socket, self._secret)
+            descriptors = fetch_descriptors(said.socket, self._secret)
         except (msgspec.MsgspecError, OSError, ValueError, Refused, Disconnected) as error:
             raise Unreachable(str(error) or "its memory was not handed over") from None
         try:
-            return _MappedMemory(self._memory, said, descriptor)
+            return _MappedMemory(self._memory, said, descriptors)
         except OSError as error:
             raise Unreachable(str(error)) from None
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def close(self) -> None:
         with self._lock:
@@ -106,26 +123,36 @@ class SharedMemoryMover:
 
 
 class _MappedMemory:
-    """`RemoteMemory`: the other engine's file, mapped here."""
+    """`RemoteMemory`: the other engine's files, mapped here."""
 
-    def __init__(self, memory: HostMemory, said: _Handle, descriptor: int) -> None:
-        own = memory.parts
+    def __init__(self, memory: HostMemory, said: _Handle, descriptors: Sequence[int]) -> None:
+        sizes = memory.parts.sizes.tolist()
+        if [len(sizes), len(descriptors)] != [sum(len(file.offsets) for file in said.files), len(said.files)]:
+            raise Unreachable("its memory has other parts")
+        self._memory = memory
+        self._mapped: list[mmap.mmap] = []
+        wholes: list[memoryview] = []
+        try:
+            for file, descriptor in zip(said.files, descriptors, strict=True):
+                own = sizes[len(wholes) : len(wholes) + len(file.offsets)]
+                wholes += self._map(file, descriptor, [said.num_blocks * size for size in own])
+        except BaseException:
+            self._unmap(wholes)
+            raise
+        self._parts = Parts(wholes, sizes)
+
+    def _map(self, file: _File, descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise Unreachable("its memory could be taken away while it is read")
-        lengths = [said.num_blocks * size for size in own.sizes.tolist()]
-        if len(said.offsets) != len(lengths):
-            raise Unreachable("its memory has other parts")
-        ends = [offset + length for offset, length in zip(said.offsets, lengths, strict=True)]
-        if max(ends) > os.fstat(descriptor).st_size:
+        places = [(offset, offset + length) for offset, length in zip(file.offsets, lengths, strict=True)]
+        if max((end for _, end in places), default=0) > os.fstat(descriptor).st_size:
             raise Unreachable("its memory is smaller than it says")
-        self._memory = memory
-        self._mapped = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-        if self._mapped[:_NONCE_BYTES] != said.nonce:
-            self._mapped.close()
+        mapped = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        self._mapped.append(mapped)
+        if mapped[:_NONCE_BYTES] != file.nonce:
             raise Unreachable("its memory is another process's")
-        with memoryview(self._mapped) as whole:
-            wholes = [whole[offset:end] for offset, end in zip(said.offsets, ends, strict=True)]
-        self._parts = Parts(wholes, own.sizes.tolist())
+        with memoryview(mapped) as whole:
+            return [whole[offset:end] for offset, end in places]
 
     def copy(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         if max(theirs) >= self._parts.num_blocks:
@@ -133,9 +160,13 @@ class _MappedMemory:
         self._memory.tools.copy(self._parts, theirs, self._memory.parts, ours)
 
     def close(self) -> None:
-        for whole in self._parts.wholes:
+        self._unmap(self._parts.wholes)
+
+    def _unmap(self, wholes: Sequence[memoryview]) -> None:
+        for whole in wholes:
             whole.release()
-        self._mapped.close()
+        for mapped in self._mapped:
+            mapped.close()
 
 
 def machine_identity() -> str:

@@ -41,6 +41,6 @@ def assemble_ranks(
     here = replace(settings, threads=settings.threads or max(1, usable_cores() // num_here))
     leader = start_followers(model, checkpoint.config, here, identity, nodes)
     assembly = assemble(checkpoint, here, phase, draft, leader, max_blocks)
-    others = leader.started()
+    other_gpus, other_caches = leader.started()
     leader.watch(on_lost, on_reading, partial(usage_of, assembly, leader.device, leader.ranks))
-    return replace(led(assembly, leader, parallelism), other_gpus=others)
+    return replace(led(assembly, leader, parallelism), other_gpus=other_gpus, other_caches=other_caches)

@@ -37,6 +37,7 @@ from penstock.runner.ranks.messages import (
     Vectors,
     WakeMemory,
 )
+from penstock.runner.ranks.rank_cache import offer_cache
 from penstock.runner.ranks.reading import usage_of
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs, decode_choices
@@ -53,16 +54,18 @@ class FollowerGroup:
         self.device = place.device
         self._connection = connection
         self._answers = place.answers
+        self._word = b""
 
     def agree(self, own: EngineSize, formats: str, placement: str = "") -> EngineSize:
         self._connection.send(Sized(own.num_blocks, own.host_blocks, own.staging_blocks, formats, placement))
         message = self._connection.receive()
         assert isinstance(message, Agreed)
+        self._word = message.word
         return with_size(own, message.size)
 
     def serve(self, assembly: Assembly, alive_s: float) -> None:
         """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is."""
-        self._connection.send(Started(assembly.device.uuid))
+        self._connection.send(Started(assembly.device.uuid, offer_cache(assembly, self._word)))
         calls = _Calls(assembly, self._connection, answers=self._answers)
         # Ranks of a stage have the same tokens, and count alike; the leader counts those of its own.
         counts = self.ranks.shard.rank == 0 and self.stage.before is not None

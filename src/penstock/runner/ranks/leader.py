@@ -5,6 +5,7 @@ notices when one is gone.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
 import socket
@@ -26,6 +27,7 @@ from penstock.core.nodes import Nodes, spread
 from penstock.core.ranks import RankLost, RankReading, RankUsage
 from penstock.core.settings import EngineSettings
 from penstock.link.connection import Connection, Disconnected
+from penstock.runner.kv_memory import RankCache
 from penstock.runner.ranks.gathering import Gathered, Gathering, RemoteProcess
 from penstock.runner.ranks.join import JoinedRanks, Place, device_of, here_key, join, make_store
 from penstock.runner.ranks.messages import (
@@ -46,6 +48,7 @@ from penstock.runner.ranks.messages import (
     Vectors,
 )
 from penstock.runner.ranks.process import start_rank
+from penstock.runner.ranks.rank_cache import reach_cache
 from penstock.runner.ranks.ways import close_descriptors, make_ways
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
@@ -171,6 +174,7 @@ class Leader:
         self._adapters = Answers[PenstockError | None]()
         self.expert_loads: dict[int, LayerLoad] = {}  # of other stages' layers, as they last said
         self._num_calls = 0
+        self._word = os.urandom(16)  # for followers' memory
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()  # adapters are read by a thread of their own
         self._cause: RankLost | None = None  # the first loss that was seen here, and not told by another rank
@@ -200,18 +204,20 @@ class Leader:
             min(size.host_blocks for size in sizes),
             max(size.staging_blocks for size in sizes),
         )
-        self.tell(Agreed(agreed))
+        self.tell(Agreed(agreed, self._word))
         return with_size(own, agreed)
 
-    def started(self) -> tuple[str, ...]:
-        """Wait until every follower runs what it is sent. UUIDs of GPUs that ranks of this node have, but its own."""
-        found = []
+    def started(self) -> tuple[tuple[str, ...], tuple[RankCache, ...]]:
+        """Wait until every follower runs what it is sent. UUIDs of GPUs that ranks of this node have, but its own; and
+        the caches of its ranks, in their order, that this one can reach."""
+        uuids, caches = [], []
         for follower in self._followers:
             message = follower.receive()
             assert isinstance(message, Started)
             if self._nodes.node_of(follower.rank) == 0:
-                found.append(message.device)
-        return tuple(uuid for uuid in found if uuid)
+                uuids.append(message.device)
+                caches += [reach_cache(message.cache, self._word)] if message.cache is not None else []
+        return tuple(uuid for uuid in uuids if uuid), tuple(caches)
 
     def tell(self, message: ToFollower) -> None:
         payload = self._encoder.encode(message)

@@ -51,10 +51,21 @@ class Sized(msgspec.Struct, frozen=True, tag=True):
     placement: str = ""  # digest of which ranks have which experts
 
 
+class CacheHandle(msgspec.Struct, frozen=True):
+    """The way to a rank's KV cache, for the leader on the same machine."""
+
+    socket: str  # where the descriptor of its file is handed out
+    nonce: bytes
+    offsets: list[int]  # of its parts
+    sizes: list[int]  # of a block in each of them
+    num_blocks: int
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """It runs what it is sent from now on."""
 
     device: str = ""  # the UUID of its GPU; "": a CPU
+    cache: CacheHandle | None = None  # None: nobody else reaches it
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -116,6 +127,7 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
     """The blocks that every rank has."""
 
     size: Sized
+    word: bytes = b""  # by which the leader is known, when it asks for a rank's memory
 
 
 class RunStep(msgspec.Struct, frozen=True, tag=True):
