@@ -99,17 +99,62 @@ def test_a_mixture_has_its_experts_cut_unless_that_would_cut_groups() -> None:
     assert chosen(SHAPES["mixtral-8x7b"], machine(8), ep=4).parallelism == Parallelism(tp=4, ep=4)
 
 
-def test_a_shape_that_nothing_divides_is_refused_by_its_dimension() -> None:
-    prime = replace(SHAPES["llama70b"], intermediate_size=28_657)
+PRIME = replace(SHAPES["llama70b"], intermediate_size=28_657)
+
+
+def test_a_shape_that_nothing_divides_becomes_a_pipeline_or_is_refused_by_its_dimension() -> None:
+    choice = chosen(PRIME, machine(8))
+    assert choice.parallelism == Parallelism(pp=3)
+    assert choice.why.startswith("no number of ranks of tp alone has room for a whole context: TP1: 131 GiB of weights")
+    assert "TP2, TP3, TP4, TP5, TP6, TP7, TP8: the MLP's intermediate size of 28,657 cannot be split so" in choice.why
+    with pytest.raises(ConfigError, match=r"TP2, TP3, TP4.*: the MLP's intermediate size of 28,657.*or a pipeline"):
+        chosen(PRIME, machine(8), pp=1)
     with pytest.raises(
-        ConfigError, match=r"TP2, TP3, TP4.*: the MLP's intermediate size of 28,657.*it needs one device"
-    ):
-        chosen(prime, machine(8))
-    with pytest.raises(
-        ConfigError, match=r"intermediate size of 28,657 cannot be split over 2 ranks.*one device"
+        ConfigError, match=r"intermediate size of 28,657 cannot be split over 2 ranks.*one device, or a pipeline \(pp\)"
     ) as told:
-        chosen(prime, machine(8), tp=2)
+        chosen(PRIME, machine(8), tp=2)
     assert told.value.param == "tp"
+
+
+def test_a_pipeline_is_taken_where_layers_cannot_be_split_far_enough_and_nowhere_else() -> None:
+    """Three GPUs: layers can be split over two, which have no room for a whole context."""
+    assert chosen(SHAPES["llama70b"], machine(3)).parallelism == Parallelism(pp=3)
+    assert chosen(SHAPES["llama70b"], machine(3), pp=1).parallelism == Parallelism(tp=2)
+    assert chosen(SHAPES["llama70b"], machine(4)).parallelism == Parallelism(tp=4)
+    large = replace(SHAPES["llama70b"], num_layers=180)
+    assert chosen(large, machine(6)).parallelism == Parallelism(tp=2, pp=3), "and not six stages"
+    shallow = replace(PRIME, num_layers=2)
+    assert chosen(shallow, machine(8)).parallelism == Parallelism()
+    with pytest.raises(ConfigError, match=r"nor does a pipeline \(pp\) of them"):
+        chosen(replace(SHAPES["llama405b"], intermediate_size=53_233), machine(8))
+
+
+def nodes(count: int, each: VisibleGpus) -> VisibleGpus:
+    return VisibleGpus(each.gpus, each.num_nvlinked, count)
+
+
+def test_several_nodes_have_a_stage_each_and_all_their_gpus_are_counted() -> None:
+    choice = chosen(SHAPES["llama405b"], nodes(2, machine(8)))
+    assert choice.parallelism == Parallelism(tp=8, pp=2)
+    assert choice.link == "NVLink and the network"
+    assert choice.communication is not None
+    assert chosen(SHAPES["llama8b"], nodes(2, machine(8))).parallelism == Parallelism(pp=2), (
+        "as many as there are nodes"
+    )
+    assert chosen(SHAPES["llama70b"], nodes(2, machine(8)), pp=2).parallelism == Parallelism(tp=2, pp=2)
+    assert chosen(PRIME, nodes(2, machine(2))).parallelism == Parallelism(pp=3)
+    assert chosen(SHAPES["llama8b"], nodes(2, machine(1))).parallelism == Parallelism(pp=2)
+    assert chosen(SHAPES["llama8b"], nodes(3, VisibleGpus())).parallelism == Parallelism(pp=3)
+
+
+def test_widths_that_were_asked_for_are_spread_over_nodes_as_they_are() -> None:
+    two = nodes(2, machine(8))
+    assert chosen(SHAPES["llama70b"], two, tp=8).parallelism == Parallelism(tp=8), "four on each"
+    assert chosen(SHAPES["llama70b"], two, tp=1).parallelism == Parallelism(pp=2)
+    assert chosen(SHAPES["llama70b"], two, pp=1).parallelism == Parallelism(tp=4)
+    with pytest.raises(ConfigError, match="tp 1 and pp 1 cannot be spread over 2 nodes") as told:
+        chosen(SHAPES["llama70b"], two, tp=1, pp=1)
+    assert told.value.param == "nnodes"
 
 
 def test_a_model_too_large_for_the_machine_is_refused_with_what_it_would_take() -> None:
@@ -173,8 +218,13 @@ needed = st.builds(
 def test_a_choice_fits_and_is_the_smallest_and_a_refusal_means_that_nothing_does(
     needs: Needs, visible: VisibleGpus
 ) -> None:
-    widths = [splits_over(needs.config, tp, None, needs.groups) for tp in range(1, len(visible.gpus) + 1)]
-    rooms = {each: room(needs, visible, each).kv_tokens for each in widths if each is not None}
+    most = len(visible.gpus)
+    found = [splits_over(needs.config, tp, None, needs.groups) for tp in range(1, most + 1)]
+    widths = [each for each in found if each is not None]
+    staged = [
+        replace(each, pp=pp) for each in widths for pp in range(2, min(most // each.tp, needs.config.num_layers) + 1)
+    ]
+    rooms = {each: room(needs, visible, each).kv_tokens for each in [*widths, *staged]}
     if not any(rooms.values()):
         with pytest.raises(ConfigError, match=r"(of weights|cannot be split so)"):
             choose_parallelism(needs, visible)
@@ -184,10 +234,14 @@ def test_a_choice_fits_and_is_the_smallest_and_a_refusal_means_that_nothing_does
     assert choice.parallelism.num_ranks <= len(visible.gpus)
     assert choice.memory is not None
     assert choice.memory.kv_tokens == rooms[choice.parallelism] > 0
-    smaller = [kv_tokens for each, kv_tokens in rooms.items() if each.num_ranks < choice.parallelism.num_ranks]
-    assert all(kv_tokens < needs.context for kv_tokens in smaller)
-    if choice.memory.kv_tokens < needs.context:
+    whole = [each for each, kv_tokens in rooms.items() if kv_tokens >= needs.context]
+    if not whole:
         assert choice.memory.kv_tokens == max(rooms.values())
+        return
+    assert choice.parallelism in whole
+    preferred = [each for each in whole if each.pp == 1] or whole
+    assert choice.parallelism in preferred, "layers are split where that is enough"
+    assert choice.parallelism.num_ranks == min(each.num_ranks for each in preferred)
 
 
 def test_copies_of_experts_take_room_beside_a_ranks_share() -> None:

@@ -20,16 +20,17 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 
-SHAPE = ("--load", "dummy", "--dtype", "float32", "--tp", "2", "--max-loras", "0", "--device", "cpu", "--threads", "1")
+OPEN = ("--load", "dummy", "--dtype", "float32", "--max-loras", "0", "--device", "cpu", "--threads", "1")
+SHAPE = (*OPEN, "--tp", "2")
 
 
 class Node:
     """Node 1, and what it prints."""
 
-    def __init__(self, model: Path, log: Path, *flags: str) -> None:
+    def __init__(self, model: Path, log: Path, *flags: str, shape: tuple[str, ...] = SHAPE) -> None:
         self._log = log
         with log.open("ab") as out:
-            command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), *FORMAT, *SHAPE, *flags]
+            command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), *FORMAT, *shape, *flags]
             environment = os.environ | forking()
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment)
 
@@ -84,3 +85,17 @@ def test_a_node_is_killed_and_replaced_and_a_wrong_one_is_refused(
             assert after.choices[0].text == before.choices[0].text
         assert second.process.wait() == 0
         assert "the leader has ended" in second.text()
+
+
+def test_nodes_of_which_nobody_says_more_are_a_pipeline(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_RANKS_SECRET", "a secret")
+    with bind_here("127.0.0.1", 0, or_anywhere=False) as reserved:
+        here = ("--nnodes", "2", "--master-addr", f"127.0.0.1:{reserved.getsockname()[1]}")
+        other = Node(tiny_model, tmp_path / "log", *here, "--node-rank", "1", "--node-host", "127.0.0.2", shape=OPEN)
+        with ended([other]), tiny_server(tiny_model, *OPEN, *here, "--node-rank", "0") as server:
+            assert "pipeline parallel 2" in server.banner
+            words = {"model": server.model, "prompt": "the quick brown fox", "temperature": 0}
+            assert server.openai.completions.create(**words, max_tokens=8).choices[0].text  # type: ignore[call-overload]
+            assert "node 1 starts rank 1 for the leader" in other.text()

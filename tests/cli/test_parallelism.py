@@ -27,5 +27,11 @@ def test_ranks_that_cannot_share_a_shape_are_refused_by_the_dimension(tiny_model
         main(["serve", str(tiny_model), "--load", "dummy", "--device", "cpu", "--port", "0", "--tp", "3"])
 
 
+def test_kv_transfer_is_refused_by_name_where_there_are_several_ranks(tiny_model: Path) -> None:
+    words = ["serve", str(tiny_model), "--load", "dummy", "--device", "cpu", "--port", "0", "--threads", "1"]
+    with pytest.raises(SystemExit, match=r"KV transfer is not built for several ranks yet: leave kv_port out"):
+        main([*words, "--tp", "2", "--kv-port", "0"])
+
+
 def test_one_rank_says_nothing_of_parallelism(tiny: RealServer) -> None:
     assert "parallelism" not in tiny.banner

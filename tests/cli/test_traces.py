@@ -22,13 +22,13 @@ TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @contextlib.contextmanager
 def fleet(protocol: str, directory: Path) -> Iterator[tuple[Sink, RealGateway]]:
-    """A gateway and a replica behind it, both of which push to one receiver."""
+    """A gateway and a replica of two ranks behind it, both of which push to one receiver."""
     with SINKS[protocol]() as sink, contextlib.ExitStack() as stack:
         telemetry = {"endpoint": sink.url, "protocol": protocol, "metrics_every_s": 0.5}
         config = directory / "replica.json"
         config.write_text(json.dumps({"telemetry": telemetry}))
         place = stack.enter_context(stand(directory, context=1024))
-        replica = place.replica("--config", str(config))
+        replica = place.replica("--config", str(config), "--tp", "2")
         models = {MODEL: {"replicas": [replica.url], "price": {"input": 1.0, "output": 2.0}}}
         yield sink, stack.enter_context(real_gateway(directory, models=models, telemetry=telemetry))
 
@@ -61,6 +61,7 @@ def test_a_trace_goes_from_the_clients_span_to_the_engines_decode(protocol: str,
         assert {span.parent_id for span in below.values()} == {door.span_id}
         replica = one(spans, "chat", "penstock-replica")
         assert replica.parent_id == below["POST"].span_id
+        assert replica.attributes["penstock.parallelism"] == "TP2"
         names = ("tokenize", "engine queue", "prefill", "first token", "decode")
         parts = [one(spans, name, "penstock-replica") for name in names]
         assert {part.parent_id for part in parts} == {replica.span_id}

@@ -245,6 +245,9 @@ def test_parallelism_is_told_as_a_start_would_choose_it() -> None:
     assert "not fewer: TP1: 131 GiB" in four.says
     (none,) = machine.parallelism(SHAPES["llama405b"], EngineSettings(), gpus(8, 8))
     assert (none.verdict, "does not fit on the 8 GPUs here" in none.says) == ("fail", True)
+    (wide,) = machine.parallelism(SHAPES["llama405b"], EngineSettings(nnodes=2), gpus(8, 8))
+    assert wide.says.startswith("tensor parallel 8, pipeline parallel 2: 47.3 GiB of weights")
+    assert "communication over NVLink and the network" in wide.says
     (odd,) = machine.parallelism(SHAPES["llama8b"], EngineSettings(tp=3), gpus(8, 8))
     assert (odd.verdict, "intermediate size of 14,336" in odd.says) == ("fail", True)
 

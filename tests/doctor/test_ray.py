@@ -133,6 +133,14 @@ async def test_a_replica_over_several_nodes_has_room_where_as_many_nodes_have_it
     assert lacking.hint.startswith("a replica is on 2 nodes, and 1 node has CPU 1, GPU 2: add 1")
 
 
+async def test_a_replica_whose_ranks_are_left_open_has_a_stage_on_each_node_it_is_told_of(
+    cluster: FakeRayCluster,
+) -> None:
+    findings = await found(cluster, use(fleet(gpus=4, ray={"nodes": 2})))
+    assert findings["room"][0].says == "smollm2: nodes have what a replica takes"
+    assert cluster.probed == [(["a", "b"], {})]
+
+
 async def test_each_runtime_environment_of_a_pool_is_tried_once(cluster: FakeRayCluster, tmp_path: Path) -> None:
     pools = {
         "smollm2": {},
@@ -148,8 +156,9 @@ async def test_each_runtime_environment_of_a_pool_is_tried_once(cluster: FakeRay
     assert use_of_fleet(build(FleetSettings, {"pools": {"m": {}}}), "") is None
     with pytest.raises(ConfigError, match=r"pools.m.ray.cpu"):
         use_of_fleet(build(FleetSettings, {"driver": "ray", "pools": {"m": {"ray": {"cpu": 1}}}}), "")
+    odd = {"engine": {"tp": 1, "pp": 1}, "ray": {"nodes": 2}}
     with pytest.raises(ConfigError, match="cannot be spread over 2 nodes") as refused:
-        use_of_fleet(build(FleetSettings, {"driver": "ray", "pools": {"m": {"ray": {"nodes": 2}}}}), "")
+        use_of_fleet(build(FleetSettings, {"driver": "ray", "pools": {"m": odd}}), "")
     assert refused.value.param == "pools.m.ray.nodes"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from penstock.capacity.smallest import needs_of
 from penstock.core.devices import VisibleGpu, VisibleGpus
@@ -10,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.parallelism import parallelism_of
 from penstock.core.settings import EngineSettings
+from penstock.engine_process import parallelism
 from penstock.engine_process.parallelism import choose_for, with_parallelism
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.limits import resolve_limits
@@ -31,6 +33,26 @@ def test_stages_are_named_and_more_than_layers_are_refused() -> None:
     assert (settings.tp, settings.pp, choice.lines) == (1, 2, ("pipeline parallel 2",))
     with pytest.raises(ConfigError, match=r"^2 layers cannot be split into 3 stages$"):
         with_parallelism(replace(CPU, pp=3), RandomCheckpoint(SHAPE))
+
+
+def test_nodes_have_a_stage_each_where_nobody_says_how_many_ranks_there_are() -> None:
+    settings, choice = with_parallelism(replace(CPU, nnodes=2), RandomCheckpoint(SHAPE))
+    assert (settings.tp, settings.pp, choice.lines) == (1, 2, ("pipeline parallel 2",))
+    asked, _ = with_parallelism(replace(CPU, nnodes=2, tp=2), RandomCheckpoint(SHAPE))
+    assert (asked.tp, asked.pp) == (2, 1)
+
+
+def test_a_pipeline_that_was_chosen_is_in_the_settings_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No number of ranks divides the MLP, and a whole context needs both GPUs."""
+    few = VisibleGpus((VisibleGpu("NVIDIA H200", 4 << 30, 4 << 30),) * 2, 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(parallelism, "visible_gpus", lambda cuda: few)
+    shape = replace(SHAPE, intermediate_size=251, num_layers=40, context_length=1 << 18)
+    settings, choice = with_parallelism(EngineSettings(load="dummy", chunk_tokens=64), RandomCheckpoint(shape))
+    assert (settings.tp, settings.pp) == (1, 2)
+    assert choice.lines[0].startswith("pipeline parallel 2: ")
+    assert "intermediate size of 251 cannot be split so" in choice.lines[1]
 
 
 def test_experts_that_are_shared_out_say_over_how_many_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, RobertaConfig
 
-from penstock.core.errors import ModelUnsupported
+from penstock.cli.before_serving import check
+from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.settings import EngineSettings, Settings
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.resolve import resolve
 from penstock.model import encoder
@@ -87,6 +90,18 @@ def test_texts_of_about_one_length_do_not_see_each_other(
     expected = embed(checkpoint, TEXTS)
     monkeypatch.setitem(encoder._GROUP_STEP, device, 32)
     torch.testing.assert_close(embed(checkpoint, TEXTS, device), expected, atol=TOLERANCE[device], rtol=0)
+
+
+@pytest.mark.parametrize("asked", ["tp", "pp", "ep", "sp"])
+def test_ranks_that_it_cannot_have_are_refused_by_name(asked: str, tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    settings = Settings(model=str(tmp_path), engine=EngineSettings(tp=1))
+    check(settings)
+    with pytest.raises(
+        ConfigError, match=f"{asked} is 2, and a model that makes vectors alone has one rank"
+    ) as refused:
+        check(replace(settings, engine=replace(settings.engine, **{asked: 2})))
+    assert refused.value.param == asked
 
 
 @NEEDS_GPU

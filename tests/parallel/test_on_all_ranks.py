@@ -40,14 +40,14 @@ def assembly_of(layout: str) -> Assembly:
     return assembled(SHAPE, f"cpu {layout}", block_size=4, max_num_seqs=6, chunk_tokens=16, max_loras=max_loras)
 
 
-@pytest.fixture(scope="module", params=["tp=2", "tp=2 sp=2"])
+@pytest.fixture(scope="module", params=["tp=2", "pp=2", "tp=2 sp=2"])
 def two(request: pytest.FixtureRequest) -> Assembly:
     return assembly_of(request.param)
 
 
-@pytest.fixture(scope="module", params=["tp=2", "pp=2", "tp=2 pp=2"])
+@pytest.fixture(scope="module", params=["tp=2", "pp=2", "tp=2 pp=2", "tp=2 sp=2"])
 def several(request: pytest.FixtureRequest) -> Assembly:
-    """Layers that are split, stages of a pipeline, and both."""
+    """Layers that are split, stages of a pipeline, both, and tokens that are shared out."""
     return assembled(SHAPE, f"cpu {request.param}", block_size=4, max_num_seqs=6, chunk_tokens=16, max_loras=1)
 
 
@@ -133,10 +133,12 @@ def test_drafts_change_no_token(layout: str) -> None:
     assert drafted.measured.speculation.drafted_tokens > drafted.measured.speculation.accepted_tokens > 5
 
 
-def test_a_second_model_guesses_in_blocks_whose_tokens_are_shared_out() -> None:
-    """It is whole on the first rank, and has whole blocks: those of the large model have half of their tokens there."""
+@pytest.mark.parametrize("layout", ["tp=2", "pp=2", "tp=2 sp=2"])
+def test_a_second_model_guesses_for_all_ranks(layout: str) -> None:
+    """It is whole on the first rank, and has whole blocks. With sp those of the large model have half of their tokens
+    there."""
     sizes = {"block_size": 4, "max_num_seqs": 6, "chunk_tokens": 16}
-    assembly = assembled(SHAPE, "cpu tp=2 sp=2", **sizes, speculate="draft")  # type: ignore[arg-type]
+    assembly = assembled(SHAPE, f"cpu {layout}", **sizes, speculate="draft")  # type: ignore[arg-type]
     assert assembly.draft is not None
     draft = assembly.draft
     clients = Clients(one_after_the_other(asked(6, [None]), apart=1))

@@ -101,6 +101,7 @@ def on_gpu(block_size: int) -> Soak:
             replace(on_cpu("cpu-overlapped", 4), host_kv_gib=0.002), id="cpu-overlapped-host", marks=pytest.mark.slow
         ),
         pytest.param(replace(on_cpu("cpu tp=2", 4), host_kv_gib=0.002), id="cpu-tp-2-host", marks=pytest.mark.slow),
+        pytest.param(replace(on_cpu("cpu pp=2", 4), host_kv_gib=0.002), id="cpu-pp-2-host", marks=pytest.mark.slow),
         pytest.param(
             replace(on_cpu("cpu tp=2 sp=2", 2), num_blocks=160, host_kv_gib=0.002),
             id="cpu-tp-2-sp-2-host",

@@ -1,12 +1,16 @@
 """The smallest parallelism that a model fits on, with the reason why it is not smaller: what `auto` comes to.
 
 Numbers in, a choice out: it knows the GPUs as figures, and asks no device. A model fits where its weights, its largest
-step and the keys and values of one whole context have room on every rank.
+step and the keys and values of one whole context have room on every rank. Layers are split before a pipeline is made of
+them, since only that makes a token come sooner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from penstock.capacity.formats import Formats
 from penstock.capacity.hardware import by_driver_name
@@ -18,6 +22,7 @@ from penstock.core.context import longest_context
 from penstock.core.devices import VisibleGpus
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import ModelConfig, StoredGroups
+from penstock.core.nodes import auto_stages, spread
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
 
@@ -124,22 +129,30 @@ class Choice:
         return (said, self.why) if self.why else (said,)
 
 
+def choice_of(settings: EngineSettings, needs: Needs, visible: VisibleGpus) -> Choice:
+    """The parallelism that settings ask for, on their nodes; what they leave open is chosen."""
+    visible = msgspec.structs.replace(visible, num_nodes=settings.nnodes or 1)
+    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp, sp=settings.sp)
+
+
 def choose_parallelism(
     needs: Needs,
     visible: VisibleGpus,
     *,
     tp: int | None = None,
     ep: int | None = None,
-    pp: int = 1,
+    pp: int | None = None,
     sp: int | None = None,
 ) -> Choice:
     """Widths that are None are open. A width that was asked for is taken as it is, if the shape can be split so."""
+    num_nodes = visible.num_nodes
+    if tp is None and ep is not None and ep > 1:
+        tp = ep  # experts are shared out among the ranks of tp
     if tp is not None:
-        return _as_asked(needs, visible, tp, ep, pp, sp)
-    if ep is not None and ep > 1:
-        return _as_asked(needs, visible, ep, ep, pp, sp)  # experts are shared out among the ranks of tp
-    if len(visible.gpus) <= pp * (sp or 1):
-        return _as_asked(needs, visible, sp or 1, ep, pp, sp)  # and so are tokens
+        return _as_asked(needs, visible, tp, ep, pp or auto_stages(tp, num_nodes), sp)
+    stages = pp or auto_stages(None, num_nodes)
+    if len(visible.gpus) * num_nodes <= stages * (sp or 1):
+        return _as_asked(needs, visible, sp or 1, ep, stages, sp)  # and so are tokens
     return _smallest(needs, visible, ep, pp, sp)
 
 
@@ -159,17 +172,23 @@ def _asked_wrongly(needs: Needs, asked: Parallelism) -> str:
     return "sp" if is_due_to_sp else "tp"
 
 
-def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int, sp: int | None) -> Choice:
-    refused: dict[str, list[int]] = {}  # numbers of ranks by what is said against them
+def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int | None, sp: int | None) -> Choice:
+    refused: dict[str, list[int]] = {}  # widths by what is said against them
     fitting: list[Choice] = []  # weights and a step fit, a whole context does not
-    for tp in range(sp or 1, len(visible.gpus) // pp + 1, sp or 1):
+    stages = pp or auto_stages(None, visible.num_nodes)
+    most = len(visible.gpus) * visible.num_nodes
+    for tp in range(sp or 1, most // stages + 1, sp or 1):
         found = splits_over(needs.config, tp, ep, needs.groups, sp)
         if found is None:
             obstacle = split_obstacle(needs.config, Parallelism(tp=tp, ep=ep or 1, sp=sp or 1), needs.groups)
             assert obstacle is not None
             refused.setdefault(f"{obstacle.what} cannot be split so", []).append(tp)
             continue
-        choice = _judged(needs, visible, replace(found, pp=pp))
+        parallelism = replace(found, pp=stages)
+        if not _has_gpus(parallelism, visible):
+            refused.setdefault(f"it cannot be spread over {visible.num_nodes} nodes", []).append(tp)
+            continue
+        choice = _judged(needs, visible, parallelism)
         memory = choice.memory
         assert memory is not None
         if memory.kv_tokens >= needs.context:
@@ -180,13 +199,43 @@ def _smallest(needs: Needs, visible: VisibleGpus, ep: int | None, pp: int, sp: i
                 tp
             )
         else:
-            room_bytes = _room_bytes(needs, visible, tp * pp)
+            room_bytes = _room_bytes(needs, visible, parallelism)
             taken = f"{_gib(memory.weight_bytes)} of weights and {_gib(memory.step_bytes)} for a step"
             refused.setdefault(f"{taken}, and {_gib(room_bytes)} may be used", []).append(tp)
+    pipelines = _pipelines(needs, visible, ep, sp, more_than=stages) if pp is None else []
+    for choice in pipelines:
+        assert choice.memory is not None
+        if choice.memory.kv_tokens >= needs.context:
+            return replace(choice, why=f"no number of ranks of tp alone has room for a whole context: {_told(refused)}")
+        if choice.memory.kv_tokens:
+            fitting.append(choice)
     if not fitting:
-        raise ConfigError(_nothing_fits(needs, visible, refused), param="tp")
-    most = max(fitting, key=lambda each: each.memory.kv_tokens if each.memory else 0)
-    return replace(most, why=f"no number of ranks has room for a whole context: {_told(refused)}")
+        raise ConfigError(_nothing_fits(needs, visible, refused, pipelines), param="tp")
+    largest = max(fitting, key=lambda each: each.memory.kv_tokens if each.memory else 0)
+    return replace(largest, why=f"no number of ranks has room for a whole context: {_told(refused)}")
+
+
+def _pipelines(needs: Needs, visible: VisibleGpus, ep: int | None, sp: int | None, *, more_than: int) -> list[Choice]:
+    """Layouts of more stages than so many: those with the fewest ranks first, of these the ones that split layers
+    most."""
+    choices = []
+    for num_ranks in range(2, len(visible.gpus) * visible.num_nodes + 1):
+        for tp in range(num_ranks // (more_than + 1), 0, -1):
+            found = splits_over(needs.config, tp, ep, needs.groups, sp) if num_ranks % tp == 0 else None
+            if found is None:
+                continue
+            parallelism = replace(found, pp=num_ranks // tp)
+            if parallelism.pp <= needs.config.num_layers and _has_gpus(parallelism, visible):
+                choices.append(_judged(needs, visible, parallelism))
+    return choices
+
+
+def _has_gpus(parallelism: Parallelism, visible: VisibleGpus) -> bool:
+    """Whether each rank has a GPU of its own."""
+    try:
+        return max(spread(parallelism, visible.num_nodes).sizes) <= len(visible.gpus)
+    except ConfigError:
+        return False
 
 
 def _judged(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Choice:
@@ -194,7 +243,7 @@ def _judged(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Cho
     if not visible.gpus:
         return Choice(parallelism)
     memory = memory_in(
-        _room_bytes(needs, visible, num_ranks),
+        _room_bytes(needs, visible, parallelism),
         needs.config,
         formats=needs.formats,
         parallelism=parallelism,
@@ -207,23 +256,25 @@ def _judged(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> Cho
     return Choice(parallelism, memory, share, link)
 
 
-def _room_bytes(needs: Needs, visible: VisibleGpus, num_ranks: int) -> int:
+def _room_bytes(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> int:
     """Memory of the fullest GPU that may be used: a share of all of it, if nobody else uses that."""
     fraction = needs.memory_fraction or MEMORY_FRACTION
-    rooms = [min(int(fraction * gpu.total_bytes), gpu.free_bytes) for gpu in visible.gpus[:num_ranks]]
-    ranks_on_each = -(-num_ranks // len(rooms))  # one, but in tests
+    num_here = max(spread(parallelism, visible.num_nodes).sizes)
+    rooms = [min(int(fraction * gpu.total_bytes), gpu.free_bytes) for gpu in visible.gpus[:num_here]]
+    ranks_on_each = -(-num_here // len(rooms))  # one, but in tests
     return max(0, min(rooms) // ranks_on_each - needs.beside_bytes)
 
 
 def _communication(needs: Needs, visible: VisibleGpus, parallelism: Parallelism) -> tuple[float | None, str]:
     """The share of a decode step, and by what way."""
-    if parallelism.num_ranks > len(visible.gpus):
+    num_here = max(spread(parallelism, visible.num_nodes).sizes)
+    if num_here > len(visible.gpus):
         return None, ""  # some share a GPU
     gpu, joined = by_driver_name(visible.gpus[0].name), visible.num_nvlinked
-    link = "" if joined is None else "NVLink" if joined >= parallelism.num_ranks else "PCIe"
+    link = "" if joined is None else "NVLink" if joined >= num_here else "PCIe"
     if gpu is None:
         return None, link
-    gpu = replace(gpu.over_pcie() if link == "PCIe" else gpu, per_node=len(visible.gpus))
+    gpu = replace(gpu.over_pcie() if link == "PCIe" else gpu, per_node=num_here)
     cost = StepCost(
         needs.config,
         gpu,
@@ -231,6 +282,8 @@ def _communication(needs: Needs, visible: VisibleGpus, parallelism: Parallelism)
         formats=needs.formats,
         parallelism=parallelism,
     )
+    if visible.num_nodes > 1:
+        link = f"{link} and the network" if link else "the network"
     return cost.communication_s(0, DECODES) / cost.seconds(0, 0, DECODES, DECODES * CONTEXT), link
 
 
@@ -238,11 +291,15 @@ def _told(refused: dict[str, list[int]]) -> str:
     return "; ".join(f"TP{', TP'.join(map(str, widths))}: {reason}" for reason, widths in refused.items())
 
 
-def _nothing_fits(needs: Needs, visible: VisibleGpus, refused: dict[str, list[int]]) -> str:
+def _nothing_fits(
+    needs: Needs, visible: VisibleGpus, refused: dict[str, list[int]], pipelines: Sequence[Choice]
+) -> str:
     stored = _gib(ModelBytes(needs.config, needs.formats).stored_bytes)
+    where = "here" if visible.num_nodes == 1 else f"on each of {visible.num_nodes} nodes"
+    nor = ", nor does a pipeline (pp) of them" if pipelines else ""
     return (
-        f"the model, {stored} of weights in {needs.formats}, does not fit on the {len(visible.gpus)} GPUs here: "
-        f"{_told(refused)}. {what_works(needs.config, needs.groups)}. Use more or larger GPUs, or smaller weights "
+        f"the model, {stored} of weights in {needs.formats}, does not fit on the {len(visible.gpus)} GPUs {where}: "
+        f"{_told(refused)}{nor}. {what_works(needs.config, needs.groups)}. Use more or larger GPUs, or smaller weights "
         "(quant); to try all the same, set tp"
     )
 

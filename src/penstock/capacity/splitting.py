@@ -46,7 +46,7 @@ def what_works(config: ModelConfig, groups: StoredGroups | None = None, sp: int 
     works = [tp for tp in range(2, MAX_RANKS + 1) if splits_over(config, tp, None, groups, sp) is not None]
     beside = f" with sp {sp}" if sp is not None else ""
     if not works:
-        return f"No number of ranks divides it{beside}: it needs one device"
+        return f"No number of ranks divides it{beside}: it needs one device, or a pipeline (pp)"
     return f"Numbers of ranks that work{beside}: {'' if sp else '1, '}{', '.join(map(str, works))}"
 
 

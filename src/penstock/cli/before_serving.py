@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.core.context import longest_context
 from penstock.core.errors import ConfigError
-from penstock.core.settings import ServerSettings, Settings
+from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.speculating import kind_of
 from penstock.http.tls import ServerTls
 from penstock.hub.encoder import EncoderCheckpoint
@@ -32,11 +32,19 @@ def check(settings: Settings) -> ModelFiles:
         read_peft(Path(adapter))
     find = describe if settings.engine.load == "dummy" else resolve
     files = find(settings.model, progress=ProgressBar())
-    if not isinstance(files, EncoderCheckpoint):
+    if isinstance(files, EncoderCheckpoint):
+        _check_one_rank(settings.engine)
+    else:
         longest_context(settings.engine, files.config)
     if settings.engine.draft is not None:
         resolve(settings.engine.draft, progress=ProgressBar())  # so that its download is seen
     return files
+
+
+def _check_one_rank(settings: EngineSettings) -> None:
+    for name in ("tp", "pp", "ep", "sp"):
+        if (asked := getattr(settings, name) or 1) > 1:
+            raise ConfigError(f"{name} is {asked}, and a model that makes vectors alone has one rank", param=name)
 
 
 def tls_of(settings: ServerSettings) -> ServerTls | None:

@@ -40,7 +40,8 @@ class VisibleGpu(Struct, frozen=True):
 
 
 class VisibleGpus(Struct, frozen=True):
-    """GPUs that this process may use, in the order in which ranks take them."""
+    """GPUs of this node that this process may use, in the order in which ranks take them."""
 
     gpus: tuple[VisibleGpu, ...] = ()
     num_nvlinked: int | None = None  # the first so many are all joined by NVLink, others by PCIe; None: nobody knows
+    num_nodes: int = 1  # that the replica has; the others are taken to have the same GPUs

@@ -88,6 +88,18 @@ def spread(parallelism: Parallelism, num_nodes: int, *, param: str = "nnodes") -
     )
 
 
+def auto_stages(tp: int | None, num_nodes: int) -> int:
+    """Pipeline stages where `pp` is left open, before anybody asks what fits: one for each node, unless `tp` ranks of a
+    single stage can be spread over all of them. `tp` None: it is open too."""
+    return 1 if tp is not None and tp % num_nodes == 0 else num_nodes
+
+
+def spread_settings(settings: EngineSettings, num_nodes: int, *, param: str) -> NodeMap:
+    """Ranks over nodes by what settings say, or else by what a replica takes that is told of so many nodes."""
+    pp = settings.pp or auto_stages(settings.tp, num_nodes)
+    return spread(Parallelism(settings.tp or 1, pp), num_nodes, param=param)
+
+
 def fewest_nodes(parallelism: Parallelism, per_node: int) -> NodeMap:
     """Ranks over as few nodes of so many GPUs as they can be spread over: at worst each has a node of its own."""
     for count in range(-(-parallelism.num_ranks // per_node), parallelism.num_ranks):

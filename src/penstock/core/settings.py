@@ -89,7 +89,9 @@ class EngineSettings:
         "fewest GPUs that it fits on, and on a CPU 1",
     )
     pp: Count | None = setting(
-        None, "pipeline parallel: stages, of tp ranks each, that have some of the model's layers; auto: 1"
+        None,
+        "pipeline parallel: stages, of tp ranks each, that have some of the model's layers; auto: 1, or over several "
+        "nodes one for each, and on GPUs as many as a whole context needs where layers cannot be split far enough",
     )
     ep: Count | None = setting(
         None,

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.capacity.formats import Formats
 from penstock.capacity.model_bytes import ModelBytes
-from penstock.capacity.smallest import choose_parallelism, needs_of
+from penstock.capacity.smallest import choice_of, needs_of
 from penstock.core.devices import VisibleGpus
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig, StoredGroups
@@ -137,7 +137,7 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
     yield ok("model", f"{spec}: {_parameters(config)}, {size / _GIB:.2f} GiB, complete, in {found.path}")
     visible = _visible(settings)
     if not isinstance(checkpoint, EncoderCheckpoint) and (
-        len(visible.gpus) > 1 or (settings.tp or 1) * (settings.pp or 1) > 1
+        len(visible.gpus) > 1 or (settings.tp or 1) * (settings.pp or 1) * (settings.nnodes or 1) > 1
     ):
         yield from parallelism(config, settings, visible, stored_groups(checkpoint))
         return
@@ -151,7 +151,7 @@ def parallelism(
     """Over how many ranks it would be served, as `penstock serve` would choose."""
     try:
         needs = needs_of(settings, config, has_fp8=all(gpu.has_fp8 for gpu in visible.gpus), groups=groups)
-        choice = choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1, sp=settings.sp)
+        choice = choice_of(settings, needs, visible)
     except PenstockError as error:
         yield fail("parallelism", error.message)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.capacity.smallest import Choice, choose_parallelism, needs_of
+from penstock.capacity.smallest import Choice, choice_of, needs_of
 from penstock.core.devices import VisibleGpus
 from penstock.core.parallelism import Parallelism
 from penstock.core.settings import EngineSettings
@@ -16,19 +16,21 @@ from penstock.observe.gpu.topology import visible_gpus
 def with_parallelism(
     settings: EngineSettings, checkpoint: Checkpoint, draft: Checkpoint | None = None
 ) -> tuple[EngineSettings, Choice]:
-    """Settings in which `tp`, `ep` and `sp` say what was chosen. Where there is one rank they are left as they are."""
+    """Settings in which `tp`, `pp`, `ep` and `sp` say what was chosen. Where there is one rank they are left as they
+    are."""
     import torch
 
-    visible = VisibleGpus()
-    if settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() > 1:
+    visible, num_nodes = VisibleGpus(), settings.nnodes or 1
+    if settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() * num_nodes > 1:
         visible = visible_gpus(torch.cuda)
-    if not visible.gpus and all(asked in (None, 1) for asked in (settings.tp, settings.pp, settings.ep, settings.sp)):
+    asked = (settings.tp, settings.pp, settings.ep, settings.sp, settings.nnodes)
+    if not visible.gpus and all(each in (None, 1) for each in asked):
         return settings, Choice(Parallelism())
     choice = choose_for(settings, checkpoint, visible, draft)
     if choice.parallelism.num_ranks == 1:
         return settings, choice
     chosen = choice.parallelism
-    return replace(settings, tp=chosen.tp, ep=chosen.ep, sp=chosen.sp), choice
+    return replace(settings, tp=chosen.tp, pp=chosen.pp, ep=chosen.ep, sp=chosen.sp), choice
 
 
 def choose_for(
@@ -41,4 +43,4 @@ def choose_for(
         groups=stored_groups(checkpoint) if settings.load != "dummy" else None,
         draft=draft.config if draft is not None else None,
     )
-    return choose_parallelism(needs, visible, tp=settings.tp, ep=settings.ep, pp=settings.pp or 1, sp=settings.sp)
+    return choice_of(settings, needs, visible)

@@ -155,9 +155,14 @@ def test_all_pods_of_a_group_run_the_same_command_and_only_the_first_is_asked_ov
     assert not is_found(worker)  # a gateway would send it requests
 
 
+def test_ranks_that_are_left_open_are_the_replicas_affair() -> None:
+    assert render_group("fleet", SPEC, replace(FULL, nodes=2), 600.0)["spec"]["leaderWorkerTemplate"]["size"] == 2
+
+
 def test_what_cannot_be_spread_over_nodes_is_refused() -> None:
+    single = replace(SPEC, settings=replace(SETTINGS, engine=replace(SETTINGS.engine, tp=1, pp=1)))
     with pytest.raises(ConfigError, match="tp 1 and pp 1 cannot be spread over 2 nodes") as refused:
-        render_group("fleet", SPEC, replace(FULL, nodes=2), 600.0)
+        render_group("fleet", single, replace(FULL, nodes=2), 600.0)
     assert refused.value.param == "kubernetes.nodes"
     with pytest.raises(ConfigError, match="3 GPUs cannot be shared out among 2 nodes"):
         render_group("fleet", replace(TWO_NODES, gpus=3), replace(FULL, nodes=2), 600.0)

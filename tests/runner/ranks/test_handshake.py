@@ -107,6 +107,7 @@ def test_a_node_is_welcome_and_told_to_begin(leader: Leader) -> None:
             {"asked": {"tp": 2, "pp": 1}},
             "tp is 1 at the leader and 2 on node 1; pp is 2 at the leader and 1",
         ),
+        ({"asked": {"pp": 2, "ep": 2, "sp": 2}}, "ep is 1 at the leader and 2 on node 1; sp is 1 at the leader and 2"),
         ({"num_nodes": 3}, "nnodes is 2 at the leader and 3 on node 1"),
         ({"formats": {"dtype": "float32", "quant": "int8"}}, "quant is none at the leader and int8 on node 1"),
         ({"config": "another"}, "the model's shape on node 1 is not the leader's"),

@@ -18,8 +18,7 @@ import msgspec
 from penstock import __version__
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.core.errors import ConfigError
-from penstock.core.nodes import spread
-from penstock.core.parallelism import Parallelism
+from penstock.core.nodes import spread_settings
 from penstock.core.settings import EngineSettings, Settings
 from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
@@ -98,7 +97,7 @@ def render_group(fleet: str, spec: ReplicaSpec, settings: KubernetesSettings, st
 
 def check_group(engine: EngineSettings, gpus: int, num_nodes: int) -> None:
     """Raises ConfigError if ranks, or GPUs, cannot be shared out among the nodes."""
-    spread(Parallelism(engine.tp or 1, engine.pp or 1), num_nodes, param="kubernetes.nodes")
+    spread_settings(engine, num_nodes, param="kubernetes.nodes")
     if gpus % num_nodes:
         reason = f"{gpus} GPUs cannot be shared out among {num_nodes} nodes evenly"
         raise ConfigError(reason, param="kubernetes.nodes")

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from penstock.core.errors import ConfigError
-from penstock.core.nodes import NodeMap, spread
-from penstock.core.parallelism import Parallelism
+from penstock.core.nodes import NodeMap, spread_settings
 from penstock.core.settings import EngineSettings
 from penstock.fleet.drivers.driver import ReplicaSpec
 from penstock.fleet.drivers.ray_cluster import NodeView
@@ -20,10 +19,12 @@ _PLACE = 0.001  # of a resource that marks a place: many replicas share it
 
 def bundles_for(spec: ReplicaSpec, settings: RaySettings, nodes: Sequence[NodeView]) -> list[Bundle]:
     """Bundles of a replica on this cluster. Where nobody says how many nodes it has, it has as few as have its GPUs;
-    one, where no number of them does. Raises ConfigError."""
-    if (told := told_nodes(spec.settings.engine, settings)) is not None:
+    one, where no number of them does, or nobody says how many ranks it has. Raises ConfigError."""
+    engine = spec.settings.engine
+    if (told := told_nodes(engine, settings)) is not None:
         return bundles_of(spec, settings, told)
-    for count in range(1, max(1, spec.gpus) + 1):
+    most = max(1, spec.gpus) if engine.tp or engine.pp else 1
+    for count in range(1, most + 1):
         with contextlib.suppress(ConfigError):
             found = bundles_of(spec, settings, count)
             if have_room(found, nodes):
@@ -47,7 +48,7 @@ def bundles_of(spec: ReplicaSpec, settings: RaySettings, num_nodes: int = 1) -> 
 
 
 def rank_map(engine: EngineSettings, num_nodes: int) -> NodeMap:
-    return spread(Parallelism(engine.tp or 1, engine.pp or 1), num_nodes, param="ray.nodes")
+    return spread_settings(engine, num_nodes, param="ray.nodes")
 
 
 def gpu_shares(engine: EngineSettings, gpus: int, num_nodes: int) -> list[int]:

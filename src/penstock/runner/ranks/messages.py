@@ -199,7 +199,7 @@ class GroupIdentity(msgspec.Struct, frozen=True):
 
     num_nodes: int
     parallelism: Parallelism  # the leader's counts: it has resolved what was auto
-    asked: dict[str, int]  # tp, pp and ep, where the settings have them
+    asked: dict[str, int]  # tp, pp, ep and sp, where the settings have them
     config: str  # digest of the model's shape
     files: dict[str, str]  # digests of its weights, by name; none: they are random
     formats: dict[str, str]  # settings about number formats
