@@ -374,7 +374,8 @@ class Gateway(Subscriber):
         if most is not None and wanted > most:
             if limit is None:
                 return most
-            raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
+            name = surface.output_field.decode()
+            raise InvalidRequest(f"{name} is {wanted}; this tenant's limit is {most}", param=name)
         return wanted
 
     @property

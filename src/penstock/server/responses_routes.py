@@ -27,8 +27,7 @@ class ResponseWriter:
     def __init__(self, prepared: PreparedRequest, generation: Generation) -> None:
         origin, request = prepared.headers.origin, prepared.original
         assert isinstance(request, ResponsesRequest)
-        is_stored = prepared.headers.is_from_gateway and request.store is not False
-        self._head = ResponseHead(origin.id, origin.created, is_stored)
+        self._head = ResponseHead(origin.id, origin.created)
         self._request = request
         self._prepared = prepared
         self._generation = generation
@@ -142,11 +141,9 @@ def _parse(body: bytes) -> ParsedRequest:
 
 
 def _check(prepared: PreparedRequest) -> None:
-    """What a store is needed for: a gateway that sends this on has done it."""
+    """Refuses what a store is needed for. A gateway that has one sends `kept` instead."""
     request = prepared.original
     assert isinstance(request, ResponsesRequest)
-    if prepared.headers.is_from_gateway:
-        return
     for name in ("previous_response_id", "background", "store"):
         if getattr(request, name):
             raise UnsupportedParameter(

@@ -9,7 +9,7 @@ from penstock.api.openai import ScoredToken
 from penstock.api.responses import ResponseEvents, ResponseHead, Usage, parse_responses
 from penstock.core.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError
 
-HEAD = ResponseHead("0a", 1_700_000_000, is_stored=True)
+HEAD = ResponseHead("0a", 1_700_000_000)
 
 
 def new(**body: Any) -> ResponseEvents:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.api.errors import http_error
 from penstock.api.openai.responses import ScoredToken, chat_logprobs
-from penstock.api.responses.request import ResponsesRequest
+from penstock.api.responses.request import Kept, ResponsesRequest
 from penstock.core.errors import InvalidRequest, PenstockError
 
 encode = msgspec.json.Encoder().encode
@@ -22,7 +22,6 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class ResponseHead(msgspec.Struct, frozen=True):
     id: str  # without what comes before it: resp_, msg_, fc_ and rs_
     created: int  # Unix seconds
-    is_stored: bool = False
 
     @property
     def response_id(self) -> str:
@@ -60,13 +59,13 @@ def response(
     error: Object | None = None,
 ) -> Object:
     """The usage is the last member: whoever keeps books looks for it at the end of an answer."""
-    reasoning = request.reasoning
+    reasoning, kept = request.reasoning, request.kept or Kept()
     return {
         "id": head.response_id,
         "object": "response",
         "created_at": head.created,
         "status": status,
-        "background": bool(request.background),
+        "background": kept.background,
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": request.instructions,
@@ -76,12 +75,12 @@ def response(
         "model": request.model,
         "output": list(output),
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "previous_response_id": request.previous_response_id,
+        "previous_response_id": kept.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort if reasoning is not None else None, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "store": head.is_stored,
+        "store": kept.store,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": request.format.to_wire(), "verbosity": "medium"},
         "tool_choice": request.tool_choice or "auto",

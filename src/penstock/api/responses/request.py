@@ -75,6 +75,14 @@ class StreamOptions(WireStruct):
     include_obfuscation: bool | None = None  # padding against who watches sizes on the wire: there is none here
 
 
+class Kept(WireStruct):
+    """What whoever keeps responses has done for this one: the response repeats it."""
+
+    previous_response_id: ResponseId | None = None
+    store: bool = False
+    background: bool = False
+
+
 class ResponsesRequest(WireStruct, dict=True):
     model: Annotated[str, Meta(min_length=1)]
     input: str | list[Item]
@@ -99,6 +107,7 @@ class ResponsesRequest(WireStruct, dict=True):
     previous_response_id: ResponseId | None = None
     store: bool | None = None
     background: bool | None = None
+    kept: Kept | None = None  # penstock's own, in their place: nothing is left to be done about them
 
     # Labels for the client's own books: they change nothing here.
     metadata: Metadata | None = None
