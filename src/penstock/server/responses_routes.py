@@ -80,8 +80,8 @@ class ResponseWriter:
                     found += events.end_item()
         if piece.finish is not None:
             found += self._flush(events)
-            is_incomplete = piece.finish is FinishReason.LENGTH
-            found += events.finish(self._usage(), is_incomplete=is_incomplete)
+            is_cut = piece.finish is FinishReason.LENGTH
+            found += events.finish(self._usage(), incomplete="max_output_tokens" if is_cut else None)
         return found
 
     def _say(self, events: ResponseEvents, pieces: Iterable[Thought | Said]) -> list[bytes]:

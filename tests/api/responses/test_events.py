@@ -80,7 +80,7 @@ def test_a_response_is_one_that_the_official_client_knows() -> None:
 
 def test_an_answer_that_was_cut_is_incomplete_and_says_why() -> None:
     events = new()
-    last = read([*events.text("On and"), *events.finish(Usage.of(1, 2), is_incomplete=True)])[-1]
+    last = read([*events.text("On and"), *events.finish(Usage.of(1, 2), incomplete="max_output_tokens")])[-1]
     assert last["type"] == "response.incomplete"
     found = last["response"]
     assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from penstock.api import sse
 from penstock.api.openai.responses import ScoredToken
 from penstock.api.responses import objects
-from penstock.api.responses.objects import ItemStatus, Object, ResponseHead, Usage, encode
+from penstock.api.responses.objects import Incomplete, ItemStatus, Object, ResponseHead, Usage, encode
 from penstock.api.responses.request import ResponsesRequest
 from penstock.core.errors import PenstockError
 
@@ -116,12 +116,13 @@ class ResponseEvents:
         self._output.append(value)
         return [*ended, self._event("response.output_item.done", output_index=index, item=value)]
 
-    def finish(self, usage: Usage | None, *, is_incomplete: bool = False) -> list[bytes]:
-        """The last events. A response without an item gets a message of no text: clients look for one."""
-        status: Literal["incomplete", "completed"] = "incomplete" if is_incomplete else "completed"
+    def finish(self, usage: Usage | None, *, incomplete: Incomplete | None = None) -> list[bytes]:
+        """The last events. A response without an item gets a message of no text: clients look for one. `incomplete`:
+        why there is no more of it."""
+        status: Literal["incomplete", "completed"] = "completed" if incomplete is None else "incomplete"
         begun = [] if self._output or self._open else self._begin("message")
         ended = self.end_item(status)
-        self._last = objects.response(self._head, self._request, status, self._output, usage)
+        self._last = objects.response(self._head, self._request, status, self._output, usage, incomplete=incomplete)
         return [*begun, *ended, self._event(f"response.{status}", response=self._last)]
 
     def fail(self, error: PenstockError, usage: Usage | None = None) -> list[bytes]:

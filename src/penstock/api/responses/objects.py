@@ -16,6 +16,7 @@ encode = msgspec.json.Encoder().encode
 
 Object = dict[str, Any]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+Incomplete = Literal["max_output_tokens", "content_filter"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -57,6 +58,7 @@ def response(
     output: Sequence[Object] = (),
     usage: Usage | None = None,
     error: Object | None = None,
+    incomplete: Incomplete | None = None,
 ) -> Object:
     """The usage is the last member: whoever keeps books looks for it at the end of an answer."""
     reasoning, kept = request.reasoning, request.kept or Kept()
@@ -67,7 +69,7 @@ def response(
         "status": status,
         "background": kept.background,
         "error": error,
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "incomplete_details": None if incomplete is None else {"reason": incomplete},
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
