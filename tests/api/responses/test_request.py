@@ -166,6 +166,28 @@ def test_what_codex_sends_is_understood() -> None:
     assert not request.has_logprobs
 
 
+def test_what_the_agents_sdk_sends_is_understood() -> None:
+    """Recorded from openai-agents 0.24.0: the second turn of an agent that has called its tool."""
+    called = {"arguments": '{"sunny": false}', "call_id": "call_1", "name": "get_weather", "type": "function_call"}
+    request = parse(
+        include=[],
+        instructions="Be brief.",
+        input=[
+            {"content": "Weather?", "role": "user"},
+            called | {"id": "fc_1", "status": "completed"},
+            {"call_id": "call_1", "output": "Sunny.", "type": "function_call_output"},
+        ],
+        parallel_tool_calls=False,
+        previous_response_id="resp_1",
+        temperature=0.0,
+        text={"format": {"type": "json_schema", "name": "final_output", "schema": {"type": "object"}, "strict": True}},
+        tools=[FUNCTION | {"strict": True, "description": "The weather."}],
+    )
+    chat = request.to_chat()
+    assert [message.role for message in chat.messages] == ["system", "user", "assistant", "tool"]
+    assert chat.parallel_tool_calls is False
+
+
 def test_the_oldest_turns_are_dropped_until_the_rest_fits() -> None:
     turns = [
         {"role": "user", "content": "1"},

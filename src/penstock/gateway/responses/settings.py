@@ -14,7 +14,7 @@ from penstock.tenancy.responses import ResponseLimits
 @dataclass(frozen=True)
 class ResponseSettings:
     keep_s: Annotated[float, Meta(ge=0)] = setting(
-        30 * 86400.0, "how long a response is kept in the store; 0: none is, and what would need one is refused"
+        86400.0, "how long a response is kept in the store; 0: none is, and what would need one is refused"
     )
     max_per_tenant: Annotated[int, Meta(ge=1)] = setting(10_000, "responses of a tenant; beyond that its oldest go")
     max_bytes_per_tenant: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "and how much room they have together")
