@@ -21,6 +21,7 @@ from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.records.request_log import LogSettings
+from penstock.gateway.responses.settings import ResponseSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.observe.catalog import CATALOG, Metric
 from penstock.observe.device_catalog import DEVICE_CATALOG
@@ -70,6 +71,7 @@ def _gateway_settings() -> list[str]:
         "": GatewaySettings,
         "logs.": LogSettings,
         "telemetry.": TelemetrySettings,
+        "responses.": ResponseSettings,
         "endpoint_picker.": EndpointPickerSettings,
         "watch.": WatchSettings,
         "watch.alerts.": AlertSettings,

@@ -19,6 +19,7 @@ from tests.waiting import eventually
 
 USAGE = re.compile(rb'"usage":\{([^{}]|\{[^{}]*\})*\}')
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,13 @@ def text_of(stream: bytes) -> str:
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Anything that changes what is sent when; words of the corpus give tokens that are parts of characters too."""
-    path = draw(st.sampled_from([CHAT, COMPLETIONS, MESSAGES]))
+    path = draw(st.sampled_from([CHAT, COMPLETIONS, MESSAGES, RESPONSES]))
     words = draw(st.text("abcé日🙂 ", min_size=1, max_size=20))
     body: dict[str, Any] = {"max_tokens": draw(st.integers(1, 24))}
     body["temperature"] = draw(st.sampled_from([0, 1]))
-    if path == COMPLETIONS:
+    if path == RESPONSES:
+        body |= {"input": words, "max_output_tokens": body.pop("max_tokens")}
+    elif path == COMPLETIONS:
         body["prompt"] = draw(st.sampled_from([words, [words, words + "!"]]))
     else:
         body["messages"] = [{"role": "user", "content": words}]
@@ -57,6 +60,8 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
         body["stop_sequences"] = stops
         return path, body
     body["stop"] = stops
+    if path == RESPONSES:
+        return path, body
     body["n"] = draw(st.integers(1, 3))
     body["stop_token_ids"] = draw(st.lists(st.integers(3, 200), max_size=20, unique=True))
     body["min_tokens"] = draw(st.integers(0, body["max_tokens"]))

@@ -43,6 +43,7 @@ from penstock.gateway.records import request_log
 from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
+from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.settings.gateway import (
     LOOPBACK,
     GatewaySettings,
@@ -56,6 +57,7 @@ from penstock.gateway.settings.monitor import slack_of, slos_of
 from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tenant_services import TenantServices
+from penstock.http.clock import LOOP_CLOCK
 from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
 from penstock.http.server import Server
@@ -140,7 +142,9 @@ async def serve(
                 slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
-                make = partial(EndpointPicker, settings) if picks else Gateway
+                # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
+                kept = None if picks else ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK)
+                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept)
                 gateway = make(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )

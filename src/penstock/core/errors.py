@@ -4,6 +4,7 @@
     ├── InvalidRequest            the client's fault; nothing was changed
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
+    │   ├── PreviousResponseNotFound  the conversation that a response is to go on with is not kept, or has not ended
     │   ├── RequestQuarantined        replicas were lost while they worked on this very request
     │   ├── TooLargeForLimit          more tokens than the tenant's whole limit per minute
     │   ├── UnsupportedParameter      understood, but not built or not possible here
@@ -18,7 +19,8 @@
     │   ├── ModelNotFound
     │   ├── TenantNotFound
     │   ├── KeyNotFound
-    │   └── ReplicaNotFound
+    │   ├── ReplicaNotFound
+    │   └── ResponseNotFound
     ├── MethodNotAllowed
     ├── Overloaded                try again later; carries retry_after_s
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
@@ -75,6 +77,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class InvalidValue(InvalidRequest):
     code = "invalid_value"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
 
 
 class RequestQuarantined(InvalidRequest):
@@ -135,6 +141,10 @@ class KeyNotFound(NotFound):
 
 class ReplicaNotFound(NotFound):
     code = "replica_not_found"
+
+
+class ResponseNotFound(NotFound):
+    code = "response_not_found"
 
 
 class MethodNotAllowed(PenstockError):

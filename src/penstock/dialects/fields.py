@@ -16,6 +16,7 @@ from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.dialects.dialect import Dialect, names_in
 
 CHAT, COMPLETIONS, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
+RESPONSES = b"/v1/responses"  # asked for as a chat
 EMBEDDINGS, RERANK, SCORE = b"/v1/embeddings", b"/v1/rerank", b"/v1/score"
 GENERATES = (CHAT, COMPLETIONS, MESSAGES)
 

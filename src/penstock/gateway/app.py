@@ -15,6 +15,7 @@ from zlib import crc32
 from penstock.admission.admission import Admission
 from penstock.api.errors import convention_at
 from penstock.api.openai.models import ModelCard
+from penstock.api.responses.stored import StateAsked, read_state
 from penstock.core.config import shown
 from penstock.core.errors import (
     InvalidRequest,
@@ -36,6 +37,7 @@ from penstock.gateway.proxy.proxied_request import ProxiedRequest, ProxyServices
 from penstock.gateway.proxy.rate_limit import ENTRY, RateLimitReservation
 from penstock.gateway.proxy.request_view import (
     MAX_WAIT,
+    RESPONSES,
     SURFACES,
     RequestView,
     Surface,
@@ -57,6 +59,7 @@ from penstock.gateway.replicas.lora_routes import LearnedAdapters
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.gateway.replicas.snapshots import Snapshots
+from penstock.gateway.responses.service import PREFIX, ResponseService
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
 from penstock.gateway.tokens.request_size import Size
@@ -86,8 +89,11 @@ class Gateway(Subscriber):
         explains: bool = True,
         clock: TimerClock = LOOP_CLOCK,
         resume_wait_s: float = WAIT_S,
+        responses: ResponseService | None = None,
     ) -> None:
-        """`explains`: answers say which replica they come from, and why it was picked."""
+        """`explains`: answers say which replica they come from, and why it was picked. `responses`: None: none is
+        kept, and a request that asks for that is refused by its replica."""
+        self.responses = responses
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
         self.prices = services.prices
@@ -140,6 +146,8 @@ class Gateway(Subscriber):
         self.shadows.close()
         self._following.close()
         self.bodies.close()
+        if self.responses is not None:
+            self.responses.close()
         self.queue.close()
 
     # -- requests
@@ -162,7 +170,11 @@ class Gateway(Subscriber):
         convention = surface.convention if surface is not None else convention_at(request.target)
         request_id = self._new_id()
         try:
-            if surface is None:
+            if surface is None and self.responses is not None and request.path.startswith(PREFIX):
+                tenant_id = self.services.caller(request.headers).tenant.id
+                refuse = partial(refusals.respond, exchange, convention, request_id=request_id)
+                self.responses.show(exchange, JSON + id_header(request_id), tenant_id, refuse)
+            elif surface is None:
                 headers, now = JSON + id_header(request_id), self.now()
                 can_hold = self.admission.can_hold(now)
                 public_endpoints.show(
@@ -201,6 +213,26 @@ class Gateway(Subscriber):
     def _read_body(self, arrival: Arrival) -> None:
         path, body = arrival.surface.path, arrival.exchange.request.body
         self.quarantine.check(arrival.caller.tenant.id, path, body, self.now())
+        if path == RESPONSES and self.responses is not None:
+            self._work(arrival, body, partial(read_state, body), self._open_response)
+        else:
+            self._prepare(arrival)
+
+    def _open_response(self, arrival: Arrival, asked: StateAsked) -> None:
+        """What it asks to be kept, or to be gone on with, is seen to before it goes the way of all requests."""
+        assert self.responses is not None
+        if asked.background:
+            self._route(arrival.access, asked.model)
+
+        def opened(exchange: Exchange | None, error: PenstockError | None) -> None:
+            if exchange is not None:
+                arrival.exchange = exchange
+            self._go_on(arrival, self._prepare, error=error)
+
+        self.responses.open(arrival.exchange, arrival.caller.tenant.id, asked, opened)
+
+    def _prepare(self, arrival: Arrival) -> None:
+        path, body = arrival.surface.path, arrival.exchange.request.body
         self._work(arrival, body, partial(prepare, path, body), self._find_route)
 
     def _turn_away(self, asker: Arrival | RoutedRequest, error: PenstockError) -> None:
@@ -374,7 +406,8 @@ class Gateway(Subscriber):
         if most is not None and wanted > most:
             if limit is None:
                 return most
-            raise InvalidRequest(f"max_tokens is {wanted}; this tenant's limit is {most}", param="max_tokens")
+            name = surface.output_field.decode()
+            raise InvalidRequest(f"{name} is {wanted}; this tenant's limit is {most}", param=name)
         return wanted
 
     @property

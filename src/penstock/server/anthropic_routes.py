@@ -19,6 +19,7 @@ from penstock.api.anthropic.responses import text_block, tool_use_block
 from penstock.api.asgi import Route
 from penstock.api.errors import ANTHROPIC
 from penstock.api.openai import ChatRequest
+from penstock.core.errors import PenstockError
 from penstock.core.request import FinishReason
 from penstock.server.choices import Piece
 from penstock.server.generation import Generation
@@ -49,6 +50,9 @@ class MessageWriter:
     def whole(self, pieces: list[Piece]) -> bytes:
         text = "".join(piece.text for piece in pieces)
         return message(self._head, [text_block(text)], self._stop(pieces[-1]), self._usage())
+
+    def failure(self, error: PenstockError) -> list[bytes]:
+        return []
 
     def _usage(self) -> Usage:
         generation = self._generation

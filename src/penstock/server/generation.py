@@ -81,6 +81,7 @@ class Generation:
         self.num_resumed_tokens = 0
         self.replayed: Piece | None = None
         self.resumed_whole: list[Piece] = []  # of an answer that is not streamed: all that is known
+        self.resumed_pieces: list[Piece] = []  # of a stream whose writer must see them: all before `replayed`
         self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
         if prepared.watermark is not None:
@@ -137,9 +138,9 @@ class Generation:
             is_relayed = self.options.stream or (headers.is_relayed_whole and not self.has_logprobs)
             if outputs or not is_relayed:
                 raise InvalidRequest("resume: this is not the request that the stream was for", param="resume")
-            self._resume(headers.resume, vocab_size)
+            self._resume(headers.resume, vocab_size, replays=prepared.replays)
 
-    def _resume(self, resume: Resume, vocab_size: int) -> None:
+    def _resume(self, resume: Resume, vocab_size: int, *, replays: bool) -> None:
         last = resume.units[-1] if resume.units else None
         for index, request in enumerate(self._requests):
             known, text = request.output_ids, self._choices[request.id]
@@ -149,6 +150,11 @@ class Generation:
                 text.resume([])
                 if known:
                     self.resumed_whole.append(text.read_event(_replayed_event(request, known)))
+            elif last is not None and last.choice == index and replays:
+                text.resume([])
+                earlier = [TokenEvent(request.id, unit.token_ids) for unit in resume.units[:-1]]
+                self.resumed_pieces = [text.read_event(event) for event in earlier]
+                self.replayed = text.read_event(_replayed_event(request, last.token_ids))
             elif last is not None and last.choice == index:
                 self.resumed_parts[index] = text.resume(known[: len(known) - len(last.token_ids)])
                 self.replayed = text.read_event(_replayed_event(request, last.token_ids))

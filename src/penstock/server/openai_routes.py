@@ -24,6 +24,7 @@ from penstock.api.openai import (
     text_completion,
 )
 from penstock.api.sink import Sink, json_response
+from penstock.core.errors import PenstockError
 from penstock.core.request import FinishReason
 from penstock.server.choices import Piece
 from penstock.server.generation import Generation
@@ -67,6 +68,9 @@ class CompletionWriter:
             by_choice[piece.index].append(piece)
         choices = [self._choice(index, found) for index, found in enumerate(by_choice)]
         return self._whole(self._head, choices, self._generation.usage)
+
+    def failure(self, error: PenstockError) -> list[bytes]:
+        return []
 
     def _choice(self, index: int, pieces: list[Piece]) -> Choice:
         text = self._echoed[index] + "".join(piece.text for piece in pieces)

@@ -39,6 +39,9 @@ class Writer(Protocol):
 
     def whole(self, pieces: list[Piece]) -> bytes: ...
 
+    def failure(self, error: PenstockError) -> list[bytes]:
+        """Events that end a stream which broke off; none: it ends as the API's convention says."""
+
 
 class Api(NamedTuple):
     """An endpoint that makes texts."""
@@ -46,6 +49,7 @@ class Api(NamedTuple):
     route: str  # in metrics and logs
     parse: Parse
     writer: Callable[[PreparedRequest, Generation], Writer]
+    check: Callable[[PreparedRequest], None] = lambda prepared: None  # raises what only this server cannot do
 
 
 class Pipeline:
@@ -78,6 +82,7 @@ class Pipeline:
             record.context = request.trace_context
             headers = self._trust.read(request, await request.body(self._max_body_bytes))
             prepared = await self._preparer.prepare(api.parse, headers)
+            api.check(prepared)
             times.tokenized_s = self._clock.now()
             # The client's id may repeat; what the engine calls the request must not.
             generation = Generation(prepared, new_id(request.id), times)
@@ -107,9 +112,13 @@ class Pipeline:
         parts = generation.times.parts
         timing = [(server_timing.HEADER, server_timing.encode(parts))] if parts else []
         if generation.options.stream:
-            frames = Frames(writer, request.error_event)
+
+            def error_event(error: PenstockError) -> bytes:
+                return b"".join(writer.failure(error)) or request.error_event(error)
+
+            frames = Frames(writer, error_event)
             if headers.is_relayed:
-                frames = RelayedFrames(writer, request.error_event, headers, generation)
+                frames = RelayedFrames(writer, error_event, headers, generation)
             await write_stream(sink, frames, first, pieces, timing)
             return
         if _relays_whole(headers, generation):

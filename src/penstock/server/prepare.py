@@ -14,7 +14,15 @@ from functools import partial
 
 from penstock.api.openai import ChatRequest, CompletionRequest
 from penstock.api.openai.guided import GuideAsked
-from penstock.core.errors import ConfigError, InvalidRequest, KeyNotFound, PenstockError, UnsupportedParameter
+from penstock.api.responses.truncation import without_oldest
+from penstock.core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    KeyNotFound,
+    PenstockError,
+    UnsupportedParameter,
+)
 from penstock.core.guide import Guide
 from penstock.core.watermark import Watermark
 from penstock.hub.watermarks import WatermarkFile
@@ -29,6 +37,7 @@ from penstock.text.stops import StopStrings
 log = logging.getLogger("penstock.server")
 
 _MAX_ECHOED = 8 << 20  # characters: an answer repeats the prompt once per choice
+_ROOM = 1024  # tokens for the answer to a conversation that is cut, where its client sets no limit
 _MAX_PROMPT_TOKENS = 4_000_000  # of all choices of a request: some 20 ms to send to the engine
 
 
@@ -39,6 +48,9 @@ class ParsedRequest:
     wanted: ChatRequest | CompletionRequest
     guide: GuideAsked | None = None  # what the answer must look like; None: what `wanted` says
     cuts_output: bool = False  # an output limit above what the prompt leaves is cut and not refused
+    drops_turns: bool = False  # so are the oldest turns of a conversation that is longer than the context
+    original: object = None  # the request in its own API's words, if its writer needs them
+    replays: bool = False  # its writer must see every earlier piece of an answer that another replica began
 
 
 Parse = Callable[[bytes], ParsedRequest]
@@ -57,6 +69,8 @@ class PreparedRequest:
     asked: GuideAsked | None = None
     guide: Guide | None = None  # what is asked, found to be good
     watermark: Watermark | None = None
+    original: object = None
+    replays: bool = False
 
 
 class Preparer:
@@ -120,6 +134,8 @@ class Preparer:
             prompts = self._completion(wanted, headers.prompt_ids)
             echoed = self._echoed(wanted, prompts) if wanted.echo else None
         else:
+            if parsed.drops_turns and headers.prompt_ids is None:
+                wanted = self._fitting(wanted)
             prompts = self._chat(wanted, headers.prompt_ids)
             if cuts_output:
                 model.check_output(wanted.output_limit())
@@ -127,7 +143,19 @@ class Preparer:
         _check_choices(wanted.n or 1, prompts, max_open=self._max_open)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
         asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
-        return PreparedRequest(model, wanted, headers, prompts, stops, cuts_output, echoed, calling, asked)
+        return PreparedRequest(
+            model,
+            wanted,
+            headers,
+            prompts,
+            stops,
+            cuts_output,
+            echoed,
+            calling,
+            asked,
+            original=parsed.original,
+            replays=parsed.replays,
+        )
 
     def _chat(self, request: ChatRequest, given: list[list[int]] | None) -> list[list[int]]:
         """`given` is the prompt as a gateway rendered and tokenized it."""
@@ -137,6 +165,24 @@ class Preparer:
             text = render(self._model.chat_template, request)
             given = self._tokenize([text], keep_last, "messages", add_special_tokens=False)
         return [self._model.fit_prompt(ids, keep_last=keep_last, param="messages") for ids in given]
+
+    def _fitting(self, request: ChatRequest) -> ChatRequest:
+        """The conversation without as many of its oldest turns as the context has no room for."""
+        limit = self._model.max_model_len
+        if self._num_tokens(request, limit) < limit:
+            return request
+        room = min(request.output_limit() or _ROOM, limit // 4)
+        shorter = without_oldest(request, lambda one: self._num_tokens(one, limit) <= limit - room)
+        return shorter if shorter is not None else request  # what is too long even so is refused as ever
+
+    def _num_tokens(self, request: ChatRequest, limit: int) -> int:
+        """Tokens of the prompt; more than the limit where that can be told without counting."""
+        text = render(self._model.chat_template, request)
+        try:
+            self._model.check_prompt_text(text, "messages")
+        except ContextLengthExceeded:
+            return limit + 1
+        return self._model.tokenizer.count([text], add_special_tokens=False)[0]
 
     def _completion(self, request: CompletionRequest, given: list[list[int]] | None) -> list[list[int]]:
         prompts = request.prompts(self._model.config.vocab_size)

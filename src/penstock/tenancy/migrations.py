@@ -125,7 +125,40 @@ FLEET_ROUNDS = (
     "CREATE INDEX fleet_rounds_by_pool ON fleet_rounds (pool, at)",
 )
 
-MIGRATIONS = (TENANTS_AND_KEYS, USAGE, ADMINS, ROUTES, MEASURED, ADAPTERS, REPLICAS, FLEET, FLEET_ROUNDS)
+RESPONSES = (
+    # Responses outlive a change to their tenant, and go with it: an anonymous caller's belong to no row of `tenants`.
+    """CREATE TABLE responses (
+        tenant_id TEXT NOT NULL,
+        id TEXT NOT NULL,
+        previous_id TEXT,
+        status TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION NOT NULL,
+        num_bytes BIGINT NOT NULL,
+        input TEXT NOT NULL,
+        response TEXT NOT NULL,
+        is_background INTEGER NOT NULL,
+        owner TEXT,
+        owner_until DOUBLE PRECISION,
+        PRIMARY KEY (tenant_id, id)
+    )""",
+    "CREATE INDEX responses_by_age ON responses (tenant_id, created_at, num_bytes)",
+    "CREATE INDEX responses_by_expiry ON responses (expires_at)",
+    "CREATE INDEX responses_by_owner ON responses (owner)",
+)
+
+MIGRATIONS = (
+    TENANTS_AND_KEYS,
+    USAGE,
+    ADMINS,
+    ROUTES,
+    MEASURED,
+    ADAPTERS,
+    REPLICAS,
+    FLEET,
+    FLEET_ROUNDS,
+    RESPONSES,
+)
 
 
 def migrate(database: Database) -> int:

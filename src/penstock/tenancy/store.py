@@ -38,6 +38,7 @@ from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.lora import AdapterBook
 from penstock.tenancy.migrations import migrate
 from penstock.tenancy.replicas import ReplicaBook, ReplicaRow, replicas_changed
+from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.revisions import next_revision
 from penstock.tenancy.routes import RouteBook, RouteRevision, routes_changed
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
@@ -66,6 +67,7 @@ class Store:
         self.routes = RouteBook(database, clock)
         self.replicas = ReplicaBook(database, clock)
         self.fleet = FleetBook(database, clock)
+        self.responses = ResponseBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants
@@ -101,11 +103,12 @@ class Store:
         return tenant
 
     def remove_tenant(self, tenant_id: str) -> None:
-        """The tenant and its keys. What it used stays on record, under its id."""
+        """The tenant, its keys and its responses. What it used stays on record, under its id."""
         with self._database.writing() as execute:
             self._changed(execute, tenant_id)
             _document(execute, tenant_id)
             execute("DELETE FROM tenants WHERE id = ?", (tenant_id,))
+            execute("DELETE FROM responses WHERE tenant_id = ?", (tenant_id,))
 
     # Keys
 

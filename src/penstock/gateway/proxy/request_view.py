@@ -31,6 +31,7 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     stream: bool | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None  # of /v1/responses
     n: Annotated[int, Meta(ge=1, le=1024)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=1024)] | None = None  # of /v1/completions: so many are made, and n shown
     user: str | None = None
@@ -38,10 +39,13 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     chat_template_kwargs: msgspec.Raw = msgspec.Raw()  # may make a template say anything
     reasoning_effort: msgspec.Raw = msgspec.Raw()  # likewise
     output_config: msgspec.Raw = msgspec.Raw()  # likewise, of /v1/messages
+    reasoning: msgspec.Raw = msgspec.Raw()  # likewise, of /v1/responses
     prompt: msgspec.Raw = msgspec.Raw()  # of /v1/completions: there may be many
     messages: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()  # of /v1/messages
-    input: msgspec.Raw = msgspec.Raw()  # of /v1/embeddings: as a prompt
+    instructions: msgspec.Raw = msgspec.Raw()  # of /v1/responses
+    truncation: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()  # of /v1/embeddings: as a prompt; of /v1/responses: as messages
     query: msgspec.Raw = msgspec.Raw()  # of /v1/rerank
     documents: msgspec.Raw = msgspec.Raw()
     queries: msgspec.Raw = msgspec.Raw()  # of /v1/score, with documents
@@ -52,7 +56,13 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     @property
     def output_limit(self) -> int | None:
         """Of one choice, if the client set one."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        return next((limit for limit in given if limit is not None), None)
+
+    @property
+    def drops_turns(self) -> bool:
+        """Whether the oldest turns may be left out of a prompt that is longer than the context."""
+        return bytes(self.truncation) == b'"auto"'
 
     @property
     def choices_per_prompt(self) -> int:
@@ -75,7 +85,7 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def has_template_arguments(self) -> bool:
-        given = (self.chat_template_kwargs, self.reasoning_effort, self.output_config)
+        given = (self.chat_template_kwargs, self.reasoning_effort, self.output_config, self.reasoning)
         return any(bytes(one) not in (b"", b"null") for one in given)
 
     @cached_property
@@ -100,7 +110,10 @@ class Surface(msgspec.Struct, frozen=True):
     default_output: int | None  # tokens, if the client sets no limit; None: as many as the context leaves
     last_event: bytes  # of a stream
     generates: bool = True  # it makes tokens; else numbers, of whole texts
+    output_field: bytes = b"max_tokens"  # of the body, that limits the output
 
+
+RESPONSES = b"/v1/responses"
 
 SURFACES = {
     surface.path: surface
@@ -108,6 +121,7 @@ SURFACES = {
         Surface(b"/v1/chat/completions", "chat/completions", OPENAI, None, b"data: [DONE]"),
         Surface(b"/v1/completions", "completions", OPENAI, 16, b"data: [DONE]"),
         Surface(b"/v1/messages", "messages", ANTHROPIC, None, b"event: message_stop"),
+        Surface(RESPONSES, "responses", OPENAI, None, b'"usage":{', output_field=b"max_output_tokens"),
         Surface(b"/v1/embeddings", "embeddings", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/rerank", "rerank", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/score", "score", OPENAI, 0, b'"usage"', generates=False),
@@ -138,7 +152,11 @@ def read(body: bytes) -> RequestView:
 def prepare(path: bytes, body: bytes) -> RequestView:
     """`read`, and all that is asked of it later and grows with the body: for a thread that may take a while."""
     view = read(body)
-    _ = view.session, view.num_choices if path == b"/v1/completions" else view.num_texts
+    _ = view.session
+    if path == b"/v1/completions":
+        _ = view.num_choices
+    elif not SURFACES[path].generates:
+        _ = view.num_texts
     return view
 
 
@@ -151,11 +169,11 @@ def with_model(body: bytes, model: str) -> bytes:
     return msgspec.json.encode(members | {"model": msgspec.Raw(msgspec.json.encode(model))})
 
 
-def with_output_limit(body: bytes, limit: int) -> bytes:
+def with_output_limit(body: bytes, limit: int, field: bytes = b"max_tokens") -> bytes:
     """The client's bytes with a limit where it set none. It goes last, so it counts though the client wrote null."""
     end = body.rindex(b"}")
     comma = b"" if body[:end].rstrip()[-1:] == b"{" else b","
-    return b'%b%b"max_tokens":%d}' % (body[:end], comma, limit)
+    return b'%b%b"%b":%d}' % (body[:end], comma, field, limit)
 
 
 def _user_id(metadata: msgspec.Raw) -> str | None:

@@ -97,6 +97,6 @@ def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
     """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
     body, view = routed.body, routed.view
     if view.output_limit is None and size.output not in (None, routed.surface.default_output):
-        body = with_output_limit(body, size.fitting_output)
+        body = with_output_limit(body, size.fitting_output, routed.surface.output_field)
     name = route.adapter or size.pool.served_as
     return body if view.model == name else with_model(body, name)

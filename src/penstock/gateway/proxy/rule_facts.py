@@ -32,11 +32,16 @@ class _Format(msgspec.Struct):
     type: str = ""
 
 
+class _Text(msgspec.Struct):
+    format: _Format | None = None
+
+
 class _Head(msgspec.Struct):
     tools: list[msgspec.Raw] | None = None
     functions: list[msgspec.Raw] | None = None
     response_format: _Format | None = None
     metadata: dict[str, msgspec.Raw] | None = None
+    text: _Text | None = None  # of /v1/responses, with input
 
 
 class _Message(msgspec.Struct):
@@ -47,6 +52,16 @@ class _Message(msgspec.Struct):
 class _Whole(_Head):
     messages: list[_Message] = []
     prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def turns(self) -> list[_Message]:
+        if self.messages or bytes(self.input)[:1] != b"[":
+            return self.messages
+        try:
+            return _inputs.decode(self.input)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # of texts that are to be embedded
+            return []
 
 
 class _Part(msgspec.Struct):
@@ -56,6 +71,7 @@ class _Part(msgspec.Struct):
 
 _heads = msgspec.json.Decoder(_Head)
 _wholes = msgspec.json.Decoder(_Whole)
+_inputs = msgspec.json.Decoder(list[_Message])
 _contents = msgspec.json.Decoder(str | list[_Part])
 
 
@@ -100,7 +116,7 @@ def _facts(rules: RuleSet, routed: RoutedRequest, prompt_tokens: int) -> Facts:
     found = _read(routed.body, rules) if rules.needs_body else None
     if found is None:
         return Facts(prompt_tokens, view.output_limit, task=task)
-    messages = found.messages if isinstance(found, _Whole) else []
+    messages = found.turns if isinstance(found, _Whole) else []
     return Facts(
         prompt_tokens,
         view.output_limit,
@@ -121,7 +137,8 @@ def _read(body: bytes, rules: RuleSet) -> _Head | None:
 
 
 def _format(found: _Head) -> str:
-    kind = found.response_format.type if found.response_format is not None else ""
+    asked = found.response_format or (found.text.format if found.text is not None else None)
+    kind = asked.type if asked is not None else ""
     return "" if kind == "text" else kind
 
 
@@ -130,9 +147,9 @@ def _field(found: _Head, name: str) -> msgspec.Raw:
 
 
 def _last_words(found: _Whole) -> str:
-    if not found.messages:
-        return _bounded(_text(found.prompt))
-    for message in found.messages[: -_MAX_BACK - 1 : -1]:
+    if not found.turns:
+        return _bounded(_text(found.prompt) or _text(found.input))
+    for message in found.turns[: -_MAX_BACK - 1 : -1]:
         if message.role == "user" and (text := _text(message.content)):
             return _bounded(text)
     return ""
@@ -144,7 +161,11 @@ def _text(content: msgspec.Raw) -> str:
         found = _contents.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    return found if isinstance(found, str) else "\n".join([part.text for part in found if part.type == "text"])
+    return (
+        found
+        if isinstance(found, str)
+        else "\n".join([part.text for part in found if part.type in ("text", "input_text")])
+    )
 
 
 def _bounded(text: str) -> str:

@@ -31,6 +31,8 @@ class _Asked(msgspec.Struct):
     system: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()  # of /v1/responses, with input
+    input: msgspec.Raw = msgspec.Raw()
 
 
 class PromptText:
@@ -56,7 +58,7 @@ def _words(body: bytes, max_chars: int) -> str:
         asked = msgspec.json.decode(body, type=_Asked)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    parts = (bytes(part) for part in (asked.system, asked.messages, asked.prompt))
+    parts = (bytes(part) for part in (asked.system, asked.messages, asked.prompt, asked.instructions, asked.input))
     # A character is four bytes at most; the first bytes are enough for the first characters.
     return " ".join([part[: 4 * max_chars].decode(errors="replace") for part in parts if part])[:max_chars]
 

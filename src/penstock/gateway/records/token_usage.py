@@ -43,8 +43,9 @@ def find_usage(tail: bytes) -> TokenUsage | None:
 
 
 def _usage(found: dict[str, object]) -> TokenUsage:
-    """Anthropic counts a prompt in parts: what came from a cache, or went into one, is not among its input tokens."""
-    details = found.get("prompt_tokens_details")
+    """Anthropic counts a prompt in parts: what came from a cache, or went into one, is not among its input tokens. In
+    OpenAI's responses it is, and is told in the details."""
+    details = found.get("prompt_tokens_details", found.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else found.get("cache_read_input_tokens")
     parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     prompt = [found.get(part) for part in parts] if "prompt_tokens" not in found else [found["prompt_tokens"]]

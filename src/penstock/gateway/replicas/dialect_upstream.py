@@ -16,14 +16,16 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from penstock.api.errors import error_body, http_error
+from penstock.api.responses import parse_responses
 from penstock.core.errors import EngineFailed, EngineUnavailable, InvalidRequest, PenstockError
 from penstock.core.request import Priority
 from penstock.dialects.dialect import Dialect
 from penstock.dialects.engines.openai import OPENAI
-from penstock.dialects.fields import CHAT, COMPLETIONS
+from penstock.dialects.fields import CHAT, COMPLETIONS, RESPONSES
 from penstock.dialects.liveness import Answer, Verdict, judge
 from penstock.dialects.native import NativeAnswer, Render, translate
 from penstock.dialects.requests import RequestOptions, prepare, refuses_priority
+from penstock.dialects.responses import ChatAnswer, chat_request
 from penstock.dialects.usage import hide_usage
 from penstock.http.call import Call, Failure, Receiver
 from penstock.http.message import ResponseHead
@@ -53,6 +55,8 @@ class DialectUpstream(Upstream):
     def wishing(self, options: RequestOptions, target: bytes, body: bytes) -> PreparedRequest:
         dialect = self.dialect or OPENAI
         options = options._replace(usage=self.asks_usage)
+        if target == RESPONSES:
+            return PreparedRequest(self, self._as_chat(dialect, options, body))
         return PreparedRequest(self, self._prepare(dialect, options, self.forward_fields, target, body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
@@ -94,6 +98,18 @@ class DialectUpstream(Upstream):
             return _HidesUsage(receiver) if outgoing.hides_usage else receiver
 
         return _Request(target, outgoing.body, received_by)
+
+    def _as_chat(self, dialect: Dialect, options: RequestOptions, body: bytes) -> _Request:
+        """A response, asked for as a chat."""
+        request = parse_responses(body)
+        chat = chat_request(request, asks_usage=self.asks_usage and dialect.has_stream_usage)
+        prepared = self._prepare(dialect, options, self.forward_fields, CHAT, chat)
+
+        def received_by(receiver: Receiver) -> Receiver:
+            answer = ChatAnswer(request)
+            return prepared.received_by(_Translates(receiver, dialect, answer, bool(request.stream)))
+
+        return prepared._replace(received_by=received_by)
 
     def _translate(self, dialect: Dialect, target: bytes, body: bytes) -> _Request:
         assert dialect.native is not None
@@ -227,9 +243,11 @@ class _HidesUsage:
 
 
 class _Translates:
-    """Receiver of a native answer. An error, or a whole answer, is read to its end first."""
+    """Receiver of an answer of another kind. An error, or a whole answer, is read to its end first."""
 
-    def __init__(self, receiver: Receiver, dialect: Dialect, answer: NativeAnswer, is_stream: bool) -> None:
+    def __init__(
+        self, receiver: Receiver, dialect: Dialect, answer: NativeAnswer | ChatAnswer, is_stream: bool
+    ) -> None:
         self._receiver = receiver
         self._dialect = dialect
         self._answer = answer
@@ -265,6 +283,10 @@ class _Translates:
                 body = self._answer.whole(self._body)
             except PenstockError as error:
                 status, body = http_error(error).status, error_body(error)
+        elif isinstance(self._answer, ChatAnswer):  # of a server that speaks OpenAI: an error is as clients know it
+            self._receiver.head(self._head)
+            self._receiver.data(self._body, True)
+            return
         else:
             if judge(self._dialect, answer, time.time()).verdict is Verdict.OVERLOADED:
                 status = 429 if status == 429 else 503

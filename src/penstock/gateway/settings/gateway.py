@@ -35,6 +35,7 @@ from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.replicas.kv_sources import KvEventSettings
+from penstock.gateway.responses.settings import ResponseSettings
 from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
 from penstock.health.settings import HealthSettings, Period
 from penstock.http.kubernetes_api import ClusterSettings
@@ -190,6 +191,7 @@ class GatewaySettings:
     )
     dns: DnsSettings = field(default_factory=DnsSettings)
     kubernetes: ClusterSettings = field(default_factory=ClusterSettings)
+    responses: ResponseSettings = field(default_factory=ResponseSettings)
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ _MAX_BLOCKS = 256
 
 def byte_names(asked: RequestView, tenant: str) -> tuple[int, ...]:
     """Of every whole block of what the client said, as it was written."""
-    said = bytes(asked.system) + bytes(asked.messages) + bytes(asked.prompt)
+    said = b"".join(map(bytes, (asked.system, asked.messages, asked.prompt, asked.instructions, asked.input)))
     digest = tenant.encode()
     names = []
     for start in range(0, min(len(said) // BLOCK_BYTES, _MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):

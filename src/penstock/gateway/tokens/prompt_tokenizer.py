@@ -18,6 +18,7 @@ import msgspec
 from penstock.api.anthropic import parse_messages
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from penstock.api.openai.embeddings import parse_embedding
+from penstock.api.responses import parse_responses
 from penstock.api.tokenizer_bundle import TokenizerBundle
 from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
@@ -35,14 +36,15 @@ _REMEMBERED = 10_000  # of each kind: about 2 MB
 _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8k tokens about 40 kB
 
 # Signs that a body holds tools, or may: letters can be escaped. One after the other is ten times as fast as a pattern.
-_TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', rb"\u006", rb"\u007")
+_TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', b'_call"', b'_call_output"', rb"\u006", rb"\u007")
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
-EMBEDDINGS = b"/v1/embeddings"
+EMBEDDINGS, RESPONSES = b"/v1/embeddings", b"/v1/responses"
 _PARSERS: dict[bytes, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     CHAT: parse_chat,
     COMPLETION: parse_completion,
     MESSAGES: lambda body: parse_messages(body).to_chat(),
+    RESPONSES: lambda body: parse_responses(body).to_chat(),
 }
 
 

@@ -17,12 +17,20 @@ from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.proxy.request_view import RequestView
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.tokens.byte_hashes import BLOCK_BYTES, byte_names
-from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, HashedPrompt
+from penstock.gateway.tokens.prompt_tokenizer import (
+    CHAT,
+    COMPLETION,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    HashedPrompt,
+)
 from penstock.gateway.tokens.prompt_tokens import PromptTokens
 from penstock.gateway.tokens.tokenizer_source import ModelTexts
 
 _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
-_GENERATES = (CHAT, COMPLETION, MESSAGES)
+_GENERATES = (CHAT, COMPLETION, MESSAGES, RESPONSES)
+_TERSE = 64  # bytes by which a response's request may be shorter than the same chat's
 _MARKS, _ASKING = 4, 80  # tokens around each of several texts; where it is read together with another
 _NAMED_BYTES = 1024  # of a body, from which on its prompt may have a whole routing block
 _MAX_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
@@ -84,6 +92,7 @@ class Pool:
 class Size:
     __slots__ = (
         "_body",
+        "_drops_turns",
         "_ids",
         "_is_cut",
         "_is_put_in",
@@ -127,7 +136,8 @@ class Size:
         self._body = body
         # Where the context does not leave so much: cut to what it does, and not refused.
         has_limit = view.output_limit is not None
-        self._is_cut = not has_limit or path == MESSAGES
+        self._is_cut = not has_limit or path in (MESSAGES, RESPONSES)
+        self._drops_turns = path == RESPONSES and view.drops_turns
         self._is_put_in = not has_limit and output is not None and path != COMPLETION
         most = (
             len(body)
@@ -136,6 +146,8 @@ class Size:
             if not view.has_template_arguments
             else UNBOUNDED
         )
+        if path == RESPONSES:
+            most += _TERSE
         if texts:
             paired = view.paired_bytes
             most += texts * (paired + _ASKING if paired else _MARKS)
@@ -225,6 +237,9 @@ class Size:
         return self._ids if self._text == text else b""
 
     def _is_named(self, named: HashedPrompt) -> None:
+        if self._is_shortened(named.num_tokens):
+            self._is(named.num_tokens)
+            return
         self.hashes = named.hashes
         self._ids = b"[[%b]]" % named.ids if named.ids else b""
         self.is_final = True
@@ -246,7 +261,14 @@ class Size:
         self._is(self.pool.most_context + 1)
         return None
 
+    def _is_shortened(self, tokens: int) -> bool:
+        """Whether its replica leaves turns out of so long a prompt: what is left of it, the replica knows."""
+        return self._drops_turns and tokens >= self.pool.least_context
+
     def _is(self, tokens: int) -> None:
+        self.is_final = True
+        if self._is_shortened(tokens):
+            tokens = self.pool.least_context - 1
         self.exact = self.most = self.prompt = tokens
 
     # -- what follows

@@ -1,0 +1,164 @@
+"""What whoever keeps responses reads and writes of them: which state a request asks for, its input as items that can be
+listed, the request without that state, and pages of items. JSON in, JSON out; it knows no store.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from penstock.api.responses.objects import Object, encode
+from penstock.api.responses.request import MAX_ID, Kept
+from penstock.core.errors import InvalidRequest, UnsupportedParameter
+
+MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_STATEFUL = ("previous_response_id", "store", "background", "kept")
+_MAX_PAGE = 100
+_PAGE = 20
+
+
+class StateAsked(msgspec.Struct, frozen=True):
+    """Members of a request that ask for state, and its input."""
+
+    model: str = ""
+    input: msgspec.Raw = msgspec.Raw(b'""')
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        """A response is kept unless its client says otherwise, as OpenAI has it."""
+        return self.store is not False
+
+    @property
+    def needs_store(self) -> str | None:
+        """The member that cannot be had without a store."""
+        return next((name for name in ("previous_response_id", "background", "store") if getattr(self, name)), None)
+
+
+_asked = msgspec.json.Decoder(StateAsked)
+_items = msgspec.json.Decoder(list[dict[str, Any]])
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def read_state(body: bytes) -> StateAsked:
+    """Raises InvalidRequest. What is wrong with the rest is for others to say."""
+    try:
+        asked = _asked.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if len(asked.previous_response_id or "") > MAX_ID:
+        problem = f"previous_response_id: must have at most {MAX_ID} characters"
+        raise InvalidRequest(problem, param="previous_response_id")
+    return asked
+
+
+def input_items(given: msgspec.Raw) -> list[Object]:
+    """A request's own input as items that have ids."""
+    raw = bytes(given).strip()
+    if raw[:1] == b"[":
+        try:
+            items = _items.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise InvalidRequest("input: expected a string or a list of items", param="input") from None
+    elif raw == b'""':
+        items = []
+    else:
+        items = [{"role": "user", "content": msgspec.json.decode(raw)}]
+    return [_listed(item) for item in items]
+
+
+def _listed(item: Object) -> Object:
+    kind = item.get("type") or "message"
+    found = item | {"type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"}
+    if kind == "message" and isinstance(content := item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        annotations: Object = {"annotations": []} if part == "output_text" else {}
+        found["content"] = [{"type": part, "text": content, **annotations}]
+    return found | ({"status": "completed"} if item.get("status") is None and kind != "reasoning" else {})
+
+
+class Turn(NamedTuple):
+    """A response that was kept: its input items and itself, as JSON."""
+
+    input: str
+    response: str
+
+
+def with_conversation(body: bytes, turns: Iterable[Turn], items: Sequence[Object], kept: Kept) -> bytes:
+    """The request with all items of a conversation as its input, and without what was done for it."""
+    before: list[Object] = []
+    num_bytes = 0
+    for turn in turns:
+        num_bytes += len(turn.input) + len(turn.response)
+        before += _items.decode(turn.input)
+        before += _object.decode(turn.response).get("output", ())
+    if num_bytes > MAX_BYTES:
+        problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
+        raise InvalidRequest(problem, param="previous_response_id")
+    members = {name: value for name, value in _members.decode(body).items() if name not in _STATEFUL}
+    return encode(members | {"input": [*before, *items], "kept": kept})
+
+
+def without_stream(body: bytes) -> bytes:
+    members = _members.decode(body)
+    return encode({name: value for name, value in members.items() if name not in ("stream", "stream_options")})
+
+
+def patched(response: bytes | str, **members: object) -> bytes:
+    """A response object with some members changed."""
+    return encode(_object.decode(response) | members)
+
+
+def read_response(data: bytes) -> Object | None:
+    """A response object; None: this is none."""
+    try:
+        found = _object.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if found.get("object") == "response" and isinstance(found.get("id"), str) else None
+
+
+def item_page(items: str, query: bytes) -> bytes:
+    """A page of a response's input items, as the query asks for it. Raises InvalidRequest."""
+    asked = dict(parse_qsl(query.decode(errors="replace")))
+    limit, order = asked.get("limit", str(_PAGE)), asked.get("order", "desc")
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MAX_PAGE:
+        raise InvalidRequest(f"limit: expected a number from 1 to {_MAX_PAGE}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order: expected 'asc' or 'desc'", param="order")
+    found = _items.decode(items)
+    if order == "desc":
+        found.reverse()
+    if (after := asked.get("after")) is not None:
+        at = next((at for at, item in enumerate(found) if item["id"] == after), None)
+        if at is None:
+            raise InvalidRequest("after: the response has no such input item", param="after")
+        found = found[at + 1 :]
+    page = found[: int(limit)]
+    return encode(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(page) < len(found),
+        }
+    )
+
+
+def check_retrieval(query: bytes) -> None:
+    """Raises for a retrieval that asks for more than the response."""
+    asked: Mapping[str, str] = dict(parse_qsl(query.decode(errors="replace")))
+    for name in ("stream", "starting_after"):
+        if asked.get(name, "false").lower() != "false":
+            raise UnsupportedParameter(f"{name}: a response that is kept is told as a whole", param=name)

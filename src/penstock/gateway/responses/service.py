@@ -1,0 +1,372 @@
+"""The service that keeps responses: it opens a request that asks for state, keeps its answer, and shows what is kept.
+
+The store blocks, so it is asked in threads; all else is called in the event loop. A response in the background is made
+by the process that took it, which renews a lease in the store for as long as it lives. Should it die, whoever asks for
+the response next finds the lease expired, and the response failed: nobody takes it over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from penstock.api.responses import ResponseHead, parse_responses
+from penstock.api.responses.objects import Object, encode, response
+from penstock.api.responses.request import MAX_ID, Kept
+from penstock.api.responses.stored import (
+    StateAsked,
+    Turn,
+    check_retrieval,
+    input_items,
+    item_page,
+    patched,
+    read_response,
+    with_conversation,
+    without_stream,
+)
+from penstock.core.config import shown
+from penstock.core.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PenstockError,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+    StoreUnavailable,
+    UnsupportedParameter,
+)
+from penstock.gateway.proxy.body_reader import LONG_BYTES
+from penstock.gateway.responses.exchange import BackgroundExchange, ResponseExchange
+from penstock.gateway.responses.settings import ResponseSettings
+from penstock.http.clock import Timer, TimerClock
+from penstock.http.exchange import Exchange
+from penstock.http.message import Request
+from penstock.observe.background import count_error
+from penstock.tenancy.responses import ResponseBook, StoredResponse
+
+PREFIX = b"/v1/responses/"
+LEASE_S = 30.0
+RENEW_EVERY_S = 10.0
+_THREADS = 2
+_MAX_PENDING = 512  # calls of the store
+_FINISHED = ("completed", "incomplete")
+
+T = TypeVar("T")
+Opened = Callable[[Exchange | None, PenstockError | None], None]
+
+log = logging.getLogger(__name__)
+
+
+class _Resolved(NamedTuple):
+    body: bytes  # of the request without state
+    items: str  # the request's own input
+
+
+class _Queued(NamedTuple):
+    body: bytes
+    key: tuple[str, str]  # tenant and response
+    response: bytes
+
+
+class ResponseService:
+    def __init__(self, book: ResponseBook, settings: ResponseSettings, clock: TimerClock) -> None:
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="responses")
+        self._num_pending = 0
+        self._owner = uuid4().hex
+        self._active: dict[tuple[str, str], BackgroundExchange] = {}
+        self._timer: Timer | None = None
+
+    @property
+    def is_keeping(self) -> bool:
+        return self._settings.keep_s > 0
+
+    def close(self) -> None:
+        """Responses that are being made in the background fail. Blocks."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for exchange in list(self._active.values()):
+            exchange.cancel()
+            told = {"code": "server_error", "message": "the gateway that made this response was stopped"}
+            self._threads.submit(self._fail, exchange.key, told)
+        self._active.clear()
+        self._threads.shutdown(wait=True)
+
+    # -- requests
+
+    def open(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
+        """`opened` is told the exchange to go on with, now or later, or what is wrong. Raises what is wrong at once."""
+        if not self.is_keeping:
+            if (name := asked.needs_store) is not None:
+                raise UnsupportedParameter(f"{name}: this gateway keeps no responses (responses.keep_s)", param=name)
+        elif asked.background:
+            self._open_background(client, tenant_id, asked, opened)
+            return
+        body = client.request.body
+        if not self.is_keeping or not (asked.is_stored or asked.previous_response_id):
+            opened(ResponseExchange(client, body, None), None)
+            return
+        resolve = partial(self._resolve, tenant_id, body, asked)
+
+        def resolved(found: _Resolved | None, error: PenstockError | None) -> None:
+            if found is None:
+                opened(None, error)
+                return
+            keep = partial(self._keep, tenant_id, asked, found.items) if asked.is_stored else None
+            opened(ResponseExchange(client, found.body, keep), None)
+
+        if asked.previous_response_id is None and len(body) <= LONG_BYTES:
+            resolved(resolve(), None)
+        else:
+            self._run(resolve, resolved)
+
+    def _resolve(self, tenant_id: str, body: bytes, asked: StateAsked) -> _Resolved:
+        items = input_items(asked.input)
+        turns = self._turns(tenant_id, asked.previous_response_id)
+        kept = Kept(
+            previous_response_id=asked.previous_response_id,
+            store=asked.is_stored,
+            background=bool(asked.background),
+        )
+        return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+
+    def _turns(self, tenant_id: str, response_id: str | None) -> list[Turn]:
+        if response_id is None:
+            return []
+        found = self._book.conversation(tenant_id, response_id)
+        if not found or found[-1].status not in _FINISHED:
+            what = f"has not ended well: it is {found[-1].status}" if found else "is not kept here, or no longer"
+            problem = f"previous_response_id: '{shown(response_id)}' {what}"
+            raise PreviousResponseNotFound(problem, param="previous_response_id")
+        if found[0].previous_id is not None:
+            raise PreviousResponseNotFound(
+                f"previous_response_id: an earlier response of its conversation, '{found[0].previous_id}', is no "
+                "longer kept",
+                param="previous_response_id",
+            )
+        return [Turn(one.input, one.response) for one in found]
+
+    def _keep(self, tenant_id: str, asked: StateAsked, items: str, ended: Object, told: Callable[[bool], None]) -> None:
+        def add() -> None:
+            self._book.add(
+                tenant_id,
+                str(ended["id"]),
+                previous_id=asked.previous_response_id,
+                status=str(ended.get("status")),
+                input=items,
+                response=encode(ended).decode(),
+                limits=self._settings.limits,
+            )
+
+        def done(_: None, error: PenstockError | None) -> None:
+            if error is not None:
+                count_error("store of responses", error)
+                log.warning("a response is not kept: %s", error.message)
+            told(error is None)
+
+        try:
+            self._run(add, done)
+        except Overloaded as error:
+            done(None, error)
+
+    # -- in the background
+
+    def _open_background(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
+        if not asked.is_stored:
+            raise InvalidRequest("background: cannot go with store: false: its answer is fetched later", param="store")
+        if len(self._active) >= self._settings.max_background:
+            problem = f"{len(self._active)} responses are being made in the background already"
+            raise Overloaded(problem, reason="background", retry_after_s=5.0)
+
+        def queued(found: _Queued | None, error: PenstockError | None) -> None:
+            if found is None:
+                opened(None, error)
+                return
+            asked_for = client.request
+            request = Request(asked_for.method, asked_for.target, asked_for.headers, found.body)
+            exchange = BackgroundExchange(request, found.key, self._background_ended)
+            self._active[found.key] = exchange
+            if self._timer is None:
+                self._timer = self._clock.call_later(RENEW_EVERY_S, self._renew)
+            client.respond(200, b"content-type: application/json\r\n", found.response)
+            opened(exchange, None)
+
+        self._run(partial(self._queue, tenant_id, client.request.body, asked), queued)
+
+    def _queue(self, tenant_id: str, body: bytes, asked: StateAsked) -> _Queued:
+        parse_responses(body)  # what is wrong with it is told now, not to whoever fetches the answer
+        found = self._resolve(tenant_id, body, asked)
+        body = without_stream(found.body)
+        head = ResponseHead(uuid4().hex, int(time.time()))
+        begun = encode(response(head, parse_responses(body), "in_progress"))
+        self._book.add(
+            tenant_id,
+            head.response_id,
+            previous_id=asked.previous_response_id,
+            status="in_progress",
+            input=found.items,
+            response=begun.decode(),
+            limits=self._settings.limits,
+            owner=self._owner,
+            lease_s=LEASE_S,
+        )
+        return _Queued(body, (tenant_id, head.response_id), patched(begun, status="queued"))
+
+    def _background_ended(self, exchange: BackgroundExchange, status: int, body: bytes) -> None:
+        self._active.pop(exchange.key, None)
+        tenant_id, response_id = exchange.key
+        ended = read_response(body) if status == 200 else None
+        work: Callable[[], object]
+        if ended is None:
+            work = partial(self._fail, exchange.key, _error_in(status, body))
+        else:
+            data, said = encode(ended | {"id": response_id}).decode(), str(ended.get("status"))
+            work = partial(self._book.end, tenant_id, response_id, status=said, response=data, owner=self._owner)
+
+        def done(_: object, error: PenstockError | None) -> None:
+            if error is not None:  # its lease ends, and it is told to have failed
+                count_error("store of responses", error)
+                log.warning("a response made in the background is lost: %s", error.message)
+
+        self._run(work, done, is_needed=True)
+
+    def _fail(self, key: tuple[str, str], told: Object) -> None:
+        found = self._book.find(*key)
+        if found is not None and found.is_active:
+            data = patched(found.response, status="failed", error=told).decode()
+            self._book.end(*key, status="failed", response=data)
+
+    def _renew(self) -> None:
+        """Renews the lease, and gives up what others have cancelled or deleted."""
+        self._timer = None
+        if not self._active:
+            return
+        self._timer = self._clock.call_later(RENEW_EVERY_S, self._renew)
+        before = list(self._active)
+
+        def renewed(found: set[tuple[str, str]] | None, error: PenstockError | None) -> None:
+            if found is None:
+                log.warning("the lease of responses in the background was not renewed: %s", error)
+                return
+            for key in before:
+                if key not in found:
+                    self._cancel(key)
+
+        self._run(partial(self._book.renew, self._owner, LEASE_S), renewed, is_needed=True)
+
+    def _cancel(self, key: tuple[str, str]) -> None:
+        if (exchange := self._active.pop(key, None)) is not None:
+            exchange.cancel()
+
+    # -- what is kept
+
+    def show(self, exchange: Exchange, headers: bytes, tenant_id: str, refuse: Callable[[PenstockError], None]) -> None:
+        """Answers a request for a response that is kept. `refuse` is told what is wrong, later; raises it at once."""
+        request = exchange.request
+        response_id, _, rest = request.path.removeprefix(PREFIX).decode(errors="replace").partition("/")
+        actions: dict[tuple[str, bytes], Callable[[str, str, bytes], bytes]] = {
+            ("", b"GET"): self._retrieve,
+            ("", b"DELETE"): self._delete,
+            ("cancel", b"POST"): self._cancel_stored,
+            ("input_items", b"GET"): self._list_items,
+        }
+        methods = [method for path, method in actions if path == rest]
+        if not methods:
+            raise NotFound(f"no such path: {shown(request.path.decode(errors='replace'))}")
+        if request.method not in methods:
+            raise MethodNotAllowed(f"this path takes {', '.join(method.decode() for method in methods)}")
+        if len(response_id) > MAX_ID or not response_id.isprintable():  # databases differ in what they make of a NUL
+            raise ResponseNotFound(f"there is no response '{shown(response_id)}'")
+
+        def done(body: bytes | None, error: PenstockError | None) -> None:
+            if body is None:
+                assert error is not None
+                refuse(error)
+                return
+            if request.method != b"GET":
+                self._cancel((tenant_id, response_id))
+            exchange.respond(200, headers, body)
+
+        self._run(partial(actions[rest, request.method], tenant_id, response_id, request.query), done)
+
+    def _found(self, tenant_id: str, response_id: str) -> StoredResponse:
+        found = self._book.find(tenant_id, response_id)
+        if found is None:
+            raise ResponseNotFound(f"there is no response '{shown(response_id)}', or it is no longer kept")
+        if not self._book.is_orphan(found):
+            return found
+        told = {"code": "server_error", "message": "the gateway that made this response is gone"}
+        self._fail((tenant_id, response_id), told)
+        return self._book.find(tenant_id, response_id) or found
+
+    def _retrieve(self, tenant_id: str, response_id: str, query: bytes) -> bytes:
+        check_retrieval(query)
+        return self._found(tenant_id, response_id).response.encode()
+
+    def _delete(self, tenant_id: str, response_id: str, _: bytes) -> bytes:
+        if not self._book.delete(tenant_id, response_id):
+            raise ResponseNotFound(f"there is no response '{shown(response_id)}', or it is no longer kept")
+        return encode({"id": response_id, "object": "response", "deleted": True})
+
+    def _cancel_stored(self, tenant_id: str, response_id: str, _: bytes) -> bytes:
+        found = self._found(tenant_id, response_id)
+        if not found.is_background:
+            raise InvalidRequest("only a response that is made in the background can be cancelled")
+        if found.is_active:
+            cancelled = patched(found.response, status="cancelled").decode()
+            self._book.end(tenant_id, response_id, status="cancelled", response=cancelled)
+        return self._found(tenant_id, response_id).response.encode()
+
+    def _list_items(self, tenant_id: str, response_id: str, query: bytes) -> bytes:
+        return item_page(self._found(tenant_id, response_id).input, query)
+
+    # -- inside
+
+    def _run(
+        self,
+        function: Callable[[], T],
+        then: Callable[[T | None, PenstockError | None], None],
+        *,
+        is_needed: bool = False,
+    ) -> None:
+        """In a thread; `then` is told the result, or the error, in the event loop. Raises Overloaded if too many wait,
+        but for what is needed."""
+        if self._num_pending >= _MAX_PENDING and not is_needed:
+            raise Overloaded("too many requests wait for the store of responses", reason="store", retry_after_s=1.0)
+        self._num_pending += 1
+
+        def done(future: asyncio.Future[T]) -> None:
+            self._num_pending -= 1
+            if future.cancelled():
+                then(None, StoreUnavailable("the gateway is stopping"))
+            elif (error := future.exception()) is None:
+                then(future.result(), None)
+            elif isinstance(error, PenstockError):
+                then(None, error)
+            else:
+                log.error("the store of responses failed", exc_info=error)
+                then(None, StoreUnavailable("the store of responses does not work"))
+
+        asyncio.get_running_loop().run_in_executor(self._threads, function).add_done_callback(done)
+
+
+def _error_in(status: int, body: bytes) -> Object:
+    """The error of an answer that is none, as a response has it."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        message = f"{error.get('code')}: {error.get('message')}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"the model's server answered with status {status}"
+    code = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if 400 <= status < 500 else "server_error"
+    return {"code": code, "message": message}

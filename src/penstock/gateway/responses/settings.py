@@ -1,0 +1,27 @@
+"""What an operator may set about responses that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.core.settings import setting
+from penstock.tenancy.responses import ResponseLimits
+
+
+@dataclass(frozen=True)
+class ResponseSettings:
+    keep_s: Annotated[float, Meta(ge=0)] = setting(
+        86400.0, "how long a response is kept in the store; 0: none is, and what would need one is refused"
+    )
+    max_per_tenant: Annotated[int, Meta(ge=1)] = setting(10_000, "responses of a tenant; beyond that its oldest go")
+    max_bytes_per_tenant: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "and how much room they have together")
+    max_background: Annotated[int, Meta(ge=1)] = setting(
+        256, "responses that a process makes in the background at a time; further ones are refused"
+    )
+
+    @property
+    def limits(self) -> ResponseLimits:
+        return ResponseLimits(self.keep_s, self.max_per_tenant, self.max_bytes_per_tenant)

@@ -1,0 +1,193 @@
+"""Responses that clients may come back to: their input items, and the response as it was, by tenant.
+
+A response is kept for a time, and each tenant has room for so many and so many bytes: beyond that its oldest go. One
+that is still being made has an owner, the process that makes it, for as long as that renews its lease; one whose owner
+has stopped doing so will never end, and is found to have failed. What a response is made of is for others to know: here
+it is JSON text, but for the few members that are asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from penstock.core.errors import InvalidValue
+from penstock.tenancy.database import Database, Execute, Row
+
+ACTIVE = ("queued", "in_progress")
+_IS_ACTIVE = "status IN ('queued', 'in_progress')"
+_COLUMNS = "id, previous_id, status, created_at, input, response, is_background, owner_until"
+_MAX_TURNS = 1000  # of a conversation
+_EVICTED = 64  # rows at a time
+
+
+class ResponseLimits(Struct, frozen=True):
+    """Room of each tenant, and how long a response is kept."""
+
+    ttl_s: float
+    max_responses: int
+    max_bytes: int
+
+
+class StoredResponse(NamedTuple):
+    id: str
+    previous_id: str | None
+    status: str
+    created_at: float
+    input: str  # a list of items, as JSON
+    response: str  # an object, as JSON
+    is_background: bool
+    owner_until: float | None  # None: it has ended
+
+    @property
+    def is_active(self) -> bool:
+        return self.status in ACTIVE
+
+
+class ResponseBook:
+    """The store's part of it. Blocks: for commands and for threads of their own. Who may see a response is a matter of
+    its tenant alone, so there is no method without one but those for owners."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(
+        self,
+        tenant_id: str,
+        response_id: str,
+        *,
+        previous_id: str | None,
+        status: str,
+        input: str,
+        response: str,
+        limits: ResponseLimits,
+        owner: str | None = None,
+        lease_s: float = 0.0,
+    ) -> None:
+        """`owner`: it is being made in the background, by this process. Raises InvalidValue for one that is larger than
+        all the room of a tenant."""
+        num_bytes, now_s = len(input.encode()) + len(response.encode()), self._clock()
+        if num_bytes > limits.max_bytes:
+            raise InvalidValue(f"a response of {num_bytes} bytes is larger than the room for all of a tenant's")
+        until_s = now_s + lease_s if owner is not None else None
+        with self._database.writing() as execute:
+            execute("DELETE FROM responses WHERE expires_at <= ?", (now_s,))
+            _make_room(execute, tenant_id, limits.max_responses - 1, limits.max_bytes - num_bytes)
+            execute(
+                "INSERT INTO responses (tenant_id, id, previous_id, status, created_at, expires_at, num_bytes, input, "
+                "response, is_background, owner, owner_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    tenant_id,
+                    response_id,
+                    previous_id,
+                    status,
+                    now_s,
+                    now_s + limits.ttl_s,
+                    num_bytes,
+                    input,
+                    response,
+                    int(owner is not None),
+                    owner,
+                    until_s,
+                ),
+            )
+
+    def find(self, tenant_id: str, response_id: str) -> StoredResponse | None:
+        with self._database.reading() as execute:
+            rows = execute(
+                f"SELECT {_COLUMNS} FROM responses WHERE tenant_id = ? AND id = ? AND expires_at > ?",
+                (tenant_id, response_id, self._clock()),
+            )
+        return _stored(rows[0]) if rows else None
+
+    def is_orphan(self, found: StoredResponse) -> bool:
+        """Whether its owner has stopped renewing its lease."""
+        return found.is_active and found.owner_until is not None and found.owner_until <= self._clock()
+
+    def conversation(self, tenant_id: str, response_id: str) -> list[StoredResponse]:
+        """The response and all before it, the first one first. One that is missing leaves those after it alone."""
+        now_s = self._clock()
+        with self._database.reading() as execute:
+            rows = execute(
+                f"WITH RECURSIVE turns AS (SELECT {_COLUMNS}, 0 AS depth FROM responses "
+                "WHERE tenant_id = ? AND id = ? AND expires_at > ? UNION ALL "
+                f"SELECT {', '.join(f'r.{column}' for column in _COLUMNS.split(', '))}, turns.depth + 1 "
+                "FROM responses r JOIN turns ON r.id = turns.previous_id "
+                "WHERE r.tenant_id = ? AND r.expires_at > ? AND turns.depth < ?) "
+                f"SELECT {_COLUMNS} FROM turns ORDER BY depth DESC",
+                (tenant_id, response_id, now_s, tenant_id, now_s, _MAX_TURNS),
+            )
+        return [_stored(row) for row in rows]
+
+    def end(self, tenant_id: str, response_id: str, *, status: str, response: str, owner: str | None = None) -> bool:
+        """The end of one that is active. False: it is not, or is not this owner's; None: whoever's it is."""
+        is_owners, owners = (" AND owner = ?", (owner,)) if owner is not None else ("", ())
+        where = f"tenant_id = ? AND id = ? AND {_IS_ACTIVE}{is_owners}"
+        key = (tenant_id, response_id, *owners)
+        with self._database.writing() as execute:
+            found = execute(f"SELECT input FROM responses WHERE {where}", key)
+            num_bytes = len(response.encode()) + (len(str(found[0][0]).encode()) if found else 0)
+            ended = execute(
+                "UPDATE responses SET status = ?, response = ?, num_bytes = ?, owner = NULL, owner_until = NULL "
+                f"WHERE {where} RETURNING id",  # again: another process may have ended it meanwhile
+                (status, response, num_bytes, *key),
+            )
+        return bool(ended)
+
+    def delete(self, tenant_id: str, response_id: str) -> bool:
+        """False: there is none."""
+        with self._database.writing() as execute:
+            return bool(
+                execute("DELETE FROM responses WHERE tenant_id = ? AND id = ? RETURNING id", (tenant_id, response_id))
+            )
+
+    def forget(self, tenant_id: str) -> int:
+        """All that a tenant has; how many there were."""
+        with self._database.writing() as execute:
+            return len(execute("DELETE FROM responses WHERE tenant_id = ? RETURNING id", (tenant_id,)))
+
+    def renew(self, owner: str, lease_s: float) -> set[tuple[str, str]]:
+        """Renews the lease of all that this process makes, and returns them, each with its tenant: whichever is not
+        among them was cancelled or deleted."""
+        with self._database.writing() as execute:
+            rows = execute(
+                f"UPDATE responses SET owner_until = ? WHERE owner = ? AND {_IS_ACTIVE} RETURNING tenant_id, id",
+                (self._clock() + lease_s, owner),
+            )
+        return {(str(tenant_id), str(response_id)) for tenant_id, response_id in rows}
+
+
+def _make_room(execute: Execute, tenant_id: str, max_responses: int, max_bytes: int) -> None:
+    """Deletes the oldest that have ended, as long as there are more. Those that are being made stay."""
+    (row,) = execute("SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM responses WHERE tenant_id = ?", (tenant_id,))
+    count, num_bytes = int(row[0]), int(row[1])
+    while count > max_responses or num_bytes > max_bytes:
+        oldest = execute(
+            f"SELECT id, num_bytes FROM responses WHERE tenant_id = ? AND NOT ({_IS_ACTIVE}) "
+            "ORDER BY created_at, id LIMIT ?",
+            (tenant_id, _EVICTED),
+        )
+        if not oldest:
+            return
+        for response_id, size in oldest:
+            if count <= max_responses and num_bytes <= max_bytes:
+                return
+            execute("DELETE FROM responses WHERE tenant_id = ? AND id = ?", (tenant_id, response_id))
+            count, num_bytes = count - 1, num_bytes - int(size)
+
+
+def _stored(row: Row | Sequence[object]) -> StoredResponse:
+    response_id, previous_id, status, created_at, input, response, is_background, owner_until = row
+    return StoredResponse(
+        str(response_id),
+        None if previous_id is None else str(previous_id),
+        str(status),
+        float(created_at),  # type: ignore[arg-type]
+        str(input),
+        str(response),
+        bool(is_background),
+        None if owner_until is None else float(owner_until),  # type: ignore[arg-type]
+    )
