@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,15 @@ def test_ranks_that_cannot_share_a_shape_are_refused_by_the_dimension(tiny_model
         main(["serve", str(tiny_model), "--load", "dummy", "--device", "cpu", "--port", "0", "--tp", "3"])
 
 
-def test_kv_transfer_is_refused_by_name_where_there_are_several_ranks(tiny_model: Path) -> None:
-    words = ["serve", str(tiny_model), "--load", "dummy", "--device", "cpu", "--port", "0", "--threads", "1"]
-    with pytest.raises(SystemExit, match=r"KV transfer is not built for several ranks yet: leave kv_port out"):
-        main([*words, "--tp", "2", "--kv-port", "0"])
+def test_several_ranks_transfer_kv_blocks(tiny_model: Path) -> None:
+    with tiny_server(tiny_model, "--tp", "2", "--kv-port", "0") as server:
+        assert re.search(r"KV transfer +port \d+, by shm or tcp", server.banner)
+
+
+def test_kv_transfer_is_refused_where_ranks_are_on_several_machines(tiny_model: Path) -> None:
+    words = ["serve", str(tiny_model), "--load", "dummy", "--device", "cpu", "--port", "0", "--tp", "2"]
+    with pytest.raises(SystemExit, match=r"KV transfer needs all ranks on one machine: leave kv_port out"):
+        main([*words, "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--kv-port", "0"])
 
 
 def test_one_rank_says_nothing_of_parallelism(tiny: RealServer) -> None:

@@ -36,6 +36,8 @@ def check(settings: Settings) -> ModelFiles:
         _check_one_rank(settings.engine)
     else:
         longest_context(settings.engine, files.config)
+    if settings.engine.kv_port is not None and (settings.engine.nnodes or 1) > 1:
+        raise ConfigError("KV transfer needs all ranks on one machine: leave kv_port out", param="kv_port")
     if settings.engine.draft is not None:
         resolve(settings.engine.draft, progress=ProgressBar())  # so that its download is seen
     return files
