@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from penstock.tenancy.store import Store, open_store
 from tests.clocks import ManualClock
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 QUESTION: Any = {"role": "user", "content": "the first and the second"}
 GREEDY: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 12}
@@ -156,6 +158,32 @@ def test_paths_under_a_response_that_do_not_exist(gateway: RunningGateway) -> No
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.responses.retrieve(kept.id, stream=True)
     assert unsupported.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"model":"small","input":"\xff"}', "input"),
+        (b'{"model":"small","input":[{"role":"user","content":"\xff"}]}', "input"),
+        (b'{"model":"small","input":5}', "input"),
+        (b'{"model":"small","input":[5]}', "input"),
+        (b'{"model":"small","input":' + b"[" * 2000 + b"]" * 2000 + b"}", None),
+        (b'{"model":"small","input":[' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}", None),
+        (b'{"model":"small","input":"x","store":"yes"}', "store"),
+        (b'{"model":"small","input":"x","previous_response_id":"\\u0000"}', "previous_response_id"),
+        (b'{"model":"small","input":"x","previous_response_id":"%b"}' % (b"r" * 200), "previous_response_id"),
+        (b'{"model":"small"}', "input"),
+        (b"[]", None),
+        (b"", None),
+    ],
+)
+def test_what_is_no_request_is_refused_as_such(gateway: RunningGateway, body: bytes, param: str | None) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=GIVE_UP_S)) as connection:
+        connection.request("POST", "/v1/responses", body)
+        answer = connection.getresponse()
+        error = json.loads(answer.read())["error"]
+    assert answer.status == 400
+    assert param is None or error["param"] == param
 
 
 def test_a_store_that_fails_costs_nobody_an_answer(tmp_path: Path, replica_at_hand: Replica) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.api.decoding import explain
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.request import MAX_ID, Kept
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
@@ -43,6 +44,7 @@ class StateAsked(msgspec.Struct, frozen=True):
 
 
 _asked = msgspec.json.Decoder(StateAsked)
+_inputs = msgspec.json.Decoder(str | list[dict[str, Any]])
 _items = msgspec.json.Decoder(list[dict[str, Any]])
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -53,7 +55,7 @@ def read_state(body: bytes) -> StateAsked:
     try:
         asked = _asked.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+        raise explain(error, StateAsked) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if len(asked.previous_response_id or "") > MAX_ID:
@@ -64,17 +66,13 @@ def read_state(body: bytes) -> StateAsked:
 
 def input_items(given: msgspec.Raw) -> list[Object]:
     """A request's own input as items that have ids."""
-    raw = bytes(given).strip()
-    if raw[:1] == b"[":
-        try:
-            items = _items.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise InvalidRequest("input: expected a string or a list of items", param="input") from None
-    elif raw == b'""':
-        items = []
-    else:
-        items = [{"role": "user", "content": msgspec.json.decode(raw)}]
-    return [_listed(item) for item in items]
+    try:
+        found = _inputs.decode(given)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("input: expected a string or a list of items", param="input") from None
+    if isinstance(found, str):
+        found = [{"role": "user", "content": found}] if found else []
+    return [_listed(item) for item in found]
 
 
 def _listed(item: Object) -> Object:

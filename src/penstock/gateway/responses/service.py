@@ -140,12 +140,15 @@ class ResponseService:
             store=asked.is_stored,
             background=bool(asked.background),
         )
-        return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+        try:
+            return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+        except (RecursionError, UnicodeError):
+            raise InvalidRequest("input: it is nested too deeply, or is not UTF-8", param="input") from None
 
     def _turns(self, tenant_id: str, response_id: str | None) -> list[Turn]:
         if response_id is None:
             return []
-        found = self._book.conversation(tenant_id, response_id)
+        found = self._book.conversation(tenant_id, response_id) if response_id.isprintable() else []
         if not found or found[-1].status not in _FINISHED:
             what = f"has not ended well: it is {found[-1].status}" if found else "is not kept here, or no longer"
             problem = f"previous_response_id: '{shown(response_id)}' {what}"
