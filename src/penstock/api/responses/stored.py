@@ -14,9 +14,9 @@ import msgspec
 from penstock.api.decoding import explain
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.request import MAX_ID, Kept
-from penstock.core.errors import InvalidRequest, UnsupportedParameter
+from penstock.core.errors import BodyTooLarge, InvalidRequest, UnsupportedParameter
 
-MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input
+MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input, and of both: replicas take no more
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _STATEFUL = ("previous_response_id", "store", "background", "kept")
 _MAX_PAGE = 100
@@ -100,11 +100,14 @@ def with_conversation(body: bytes, turns: Iterable[Turn], items: Sequence[Object
         num_bytes += len(turn.input) + len(turn.response)
         before += _items.decode(turn.input)
         before += _object.decode(turn.response).get("output", ())
-    if num_bytes > MAX_BYTES:
-        problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
-        raise InvalidRequest(problem, param="previous_response_id")
+        if num_bytes > MAX_BYTES:
+            problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
+            raise InvalidRequest(problem, param="previous_response_id")
     members = {name: value for name, value in _members.decode(body).items() if name not in _STATEFUL}
-    return encode(members | {"input": [*before, *items], "kept": kept})
+    written = encode(members | {"input": [*before, *items], "kept": kept})
+    if len(written) > MAX_BYTES:
+        raise BodyTooLarge(f"with its conversation and ids of its items the body has more than {MAX_BYTES} bytes")
+    return written
 
 
 def without_stream(body: bytes) -> bytes:
