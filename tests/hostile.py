@@ -12,6 +12,7 @@ MAX_BODY_BYTES = 8 << 20  # the default of max_body_bytes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -142,7 +143,28 @@ CORPUS = [
     Hostile("embeddings: a text of 8 MB", EMBEDDINGS, _text(b'"input":"', b"hello ", b'"}')),
     Hostile("rerank: a document of 8 MB", RERANK, _text(b'"query":"q","documents":["', b"hello ", b'"]}')),
     Hostile("score: a text of 8 MB", SCORE, _text(b'"text_1":"q","text_2":"', b"hello ", b'"}')),
+    Hostile("responses: 8 MB", RESPONSES, _text(b'"input":"', b"a ", b'"}')),
     # -- turns and blocks
+    Hostile(
+        "responses: turns of one role",
+        RESPONSES,
+        _repeated(b'"input":[', b'{"role":"user","content":"%b"}' % (b"a" * 130), b"]}", 4 << 20),
+    ),
+    Hostile(
+        "responses: calls",
+        RESPONSES,
+        _repeated(b'"input":[', b'{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}', b"]}", 1 << 20),
+    ),
+    Hostile(
+        "responses: turns to be dropped",
+        RESPONSES,
+        _repeated(
+            b'"truncation":"auto","max_output_tokens":1,"input":[',
+            b'{"role":"user","content":"a"},{"role":"assistant","content":"b"}',
+            b"]}",
+            1 << 20,
+        ),
+    ),
     Hostile("chat: turns", CHAT, _repeated(b'"messages":[', b'{"role":"user","content":"ab"}', b"]}")),
     Hostile(
         "chat: parts", CHAT, _repeated(b'"messages":[{"role":"user","content":[', b'{"type":"text","text":""}', b"]}]}")

@@ -176,7 +176,11 @@ class Preparer:
         return shorter if shorter is not None else request  # what is too long even so is refused as ever
 
     def _num_tokens(self, request: ChatRequest, limit: int) -> int:
-        """Tokens of the prompt; more than the limit where that can be told without counting."""
+        """Tokens of the prompt; more than the limit where that can be told without counting, or rendering."""
+        num_characters = sum(len(str(message.content)) for message in request.messages)
+        longest = self._model.tokenizer.max_token_bytes
+        if len(request.messages) > limit or (longest is not None and num_characters > limit * longest):
+            return limit + 1
         text = render(self._model.chat_template, request)
         try:
             self._model.check_prompt_text(text, "messages")

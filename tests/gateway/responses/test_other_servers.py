@@ -12,7 +12,7 @@ import pytest
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.tenancy.store import open_store
 from tests.gateway.provider import Provider, providing
-from tests.gateway.responses.test_service import keeping
+from tests.gateway.responses.test_service import frozen, keeping
 from tests.gateway.running import RunningGateway
 from tests.waiting import eventually
 
@@ -28,7 +28,7 @@ def gateway(tmp_path: Path, provider: Provider) -> Iterator[RunningGateway]:
     pools = {"other": ModelSettings(replicas=[provider.url], dialect="openai")}
     with (
         open_store(f"sqlite:///{tmp_path / 'penstock.db'}") as store,
-        keeping(store.responses, pools=pools) as found,
+        keeping(frozen(store), pools=pools) as found,
     ):
         yield found
 

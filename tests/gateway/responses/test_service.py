@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from penstock.tenancy.store import Store, open_store
 from tests.clocks import ManualClock
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.server.replica import NAME, Replica, serving
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 QUESTION: Any = {"role": "user", "content": "the first and the second"}
 GREEDY: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 12}
@@ -38,6 +40,12 @@ def keeping(
         yield gateway
 
 
+def frozen(store: Store) -> ResponseBook:
+    """The store of responses at one moment: no lease runs out because the machine is slow."""
+    now_s = time.time()
+    return ResponseBook(store._database, lambda: now_s)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with open_store(f"sqlite:///{tmp_path_factory.mktemp('store') / 'penstock.db'}") as opened:
@@ -46,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def gateway(store: Store, replica_at_hand: Replica) -> Iterator[RunningGateway]:
-    with keeping(store.responses, replica_at_hand) as found:
+    with keeping(frozen(store), replica_at_hand) as found:
         yield found
         eventually(found.is_idle)
 
@@ -125,7 +133,7 @@ def test_what_shall_not_be_kept_is_not(gateway: RunningGateway) -> None:
 
 
 def test_tenants_see_their_own_responses_alone(store: Store, replica_at_hand: Replica) -> None:
-    with keeping(store.responses, replica_at_hand) as gateway:
+    with keeping(frozen(store), replica_at_hand) as gateway:
         one, other = (gateway.client(gateway.add_tenant(name)) for name in ("one", "other"))
         answer = create(one)
         assert one.responses.retrieve(answer.id).output_text == answer.output_text
@@ -152,10 +160,36 @@ def test_paths_under_a_response_that_do_not_exist(gateway: RunningGateway) -> No
     assert unsupported.value.code == "unsupported_parameter"
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"model":"small","input":"\xff"}', "input"),
+        (b'{"model":"small","input":[{"role":"user","content":"\xff"}]}', "input"),
+        (b'{"model":"small","input":5}', "input"),
+        (b'{"model":"small","input":[5]}', "input"),
+        (b'{"model":"small","input":' + b"[" * 2000 + b"]" * 2000 + b"}", None),
+        (b'{"model":"small","input":[' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}", None),
+        (b'{"model":"small","input":"x","store":"yes"}', "store"),
+        (b'{"model":"small","input":"x","previous_response_id":"\\u0000"}', "previous_response_id"),
+        (b'{"model":"small","input":"x","previous_response_id":"%b"}' % (b"r" * 200), "previous_response_id"),
+        (b'{"model":"small"}', "input"),
+        (b"[]", None),
+        (b"", None),
+    ],
+)
+def test_what_is_no_request_is_refused_as_such(gateway: RunningGateway, body: bytes, param: str | None) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=GIVE_UP_S)) as connection:
+        connection.request("POST", "/v1/responses", body)
+        answer = connection.getresponse()
+        error = json.loads(answer.read())["error"]
+    assert answer.status == 400
+    assert param is None or error["param"] == param
+
+
 def test_a_store_that_fails_costs_nobody_an_answer(tmp_path: Path, replica_at_hand: Replica) -> None:
     with (
         open_store(f"sqlite:///{tmp_path / 'penstock.db'}") as broken,
-        keeping(broken.responses, replica_at_hand) as gateway,
+        keeping(frozen(broken), replica_at_hand) as gateway,
     ):
         kept = create(gateway.openai)
         broken.close()
@@ -169,7 +203,7 @@ def test_a_store_that_fails_costs_nobody_an_answer(tmp_path: Path, replica_at_ha
 
 
 def test_a_gateway_that_keeps_nothing_refuses_what_needs_it(store: Store, replica_at_hand: Replica) -> None:
-    with keeping(store.responses, replica_at_hand, settings=ResponseSettings(keep_s=0)) as gateway:
+    with keeping(frozen(store), replica_at_hand, settings=ResponseSettings(keep_s=0)) as gateway:
         assert create(gateway.openai).store is False  # type: ignore[attr-defined]
         with pytest.raises(openai.BadRequestError) as refused:
             create(gateway.openai, background=True)
@@ -202,7 +236,7 @@ def test_what_is_wrong_with_a_background_request_is_told_at_once(gateway: Runnin
 
 
 def test_one_that_its_tenant_has_no_room_for_fails_in_the_background(store: Store, replica_at_hand: Replica) -> None:
-    with keeping(store.responses, replica_at_hand) as gateway:
+    with keeping(frozen(store), replica_at_hand) as gateway:
         client = gateway.client(gateway.add_tenant("small", limits={"requests_per_minute": 1}))
         queued = create(client, background=True)
         assert ended(client, queued.id).status == "incomplete"
@@ -215,7 +249,7 @@ def test_one_that_its_tenant_has_no_room_for_fails_in_the_background(store: Stor
 
 def test_one_that_is_cancelled_leaves_its_replica(store: Store) -> None:
     asked = {"background": True, "max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
-    with serving(step_s=0.01) as slow, keeping(store.responses, slow) as gateway:
+    with serving(step_s=0.01) as slow, keeping(frozen(store), slow) as gateway:
         client = gateway.openai
         for end in (client.responses.cancel, client.responses.delete):
             queued = create(client, **asked)
@@ -234,7 +268,7 @@ def test_one_that_is_cancelled_leaves_its_replica(store: Store) -> None:
 def test_a_process_hears_with_its_next_lease_what_another_has_cancelled(store: Store) -> None:
     clock = ManualClock()
     asked = {"background": True, "max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
-    with serving(step_s=0.01) as slow, keeping(store.responses, slow, clock=clock) as gateway:
+    with serving(step_s=0.01) as slow, keeping(frozen(store), slow, clock=clock) as gateway:
         queued = create(gateway.openai, **asked)
         eventually(lambda: not slow.is_idle())
         assert store.responses.end("anonymous", queued.id, status="cancelled", response="{}")
@@ -270,13 +304,44 @@ def test_an_orphan_of_a_process_that_died_is_told_to_have_failed(store: Store, r
 
 def test_a_gateway_that_stops_lets_its_background_responses_fail(store: Store) -> None:
     with serving(step_s=0.01) as slow:
-        with keeping(store.responses, slow) as gateway:
+        with keeping(frozen(store), slow) as gateway:
             queued = create(gateway.openai, background=True, max_output_tokens=1500, extra_body={"ignore_eos": True})
             eventually(lambda: not slow.is_idle())
         found = store.responses.find("anonymous", queued.id)
         assert found is not None
         assert (found.status, "was stopped" in found.response) == ("failed", True)
         eventually(slow.is_idle)
+
+
+def test_nobody_has_all_the_room_for_background_responses(store: Store) -> None:
+    asked = {"background": True, "max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
+    settings = ResponseSettings(max_background=4)
+    with serving(step_s=0.01) as slow, keeping(frozen(store), slow, settings=settings) as gateway:
+        one, other = (gateway.client(gateway.add_tenant(name)) for name in ("one", "other"))
+        queued = [create(one, **asked) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="in the background"):
+            create(one, **asked)
+        late = create(other, **asked)
+        for response in queued:
+            one.responses.cancel(response.id)
+        other.responses.cancel(late.id)
+        eventually(slow.is_idle)
+
+
+def test_an_end_that_the_store_did_not_take_is_told_to_it_again(tmp_path: Path, replica_at_hand: Replica) -> None:
+    url, clock = f"sqlite:///{tmp_path / 'penstock.db'}", ManualClock()
+    with open_store(url) as opened, keeping(frozen(opened), replica_at_hand, clock=clock) as gateway:
+        with replica_at_hand.engine_paused():
+            queued = create(gateway.openai, background=True)
+            with opened._database.writing() as execute:
+                execute("ALTER TABLE responses RENAME TO hidden")
+        eventually(gateway.is_idle)
+        eventually(lambda: gateway.app.responses._unsaved)  # type: ignore[union-attr]
+        with opened._database.writing() as execute:
+            execute("ALTER TABLE hidden RENAME TO responses")
+        assert gateway.openai.responses.retrieve(queued.id).status == "in_progress"
+        gateway.advance(RENEW_EVERY_S)
+        assert ended(gateway.openai, queued.id).status == "incomplete"
 
 
 # -- failover
@@ -288,7 +353,7 @@ def test_a_kept_response_goes_on_elsewhere_when_its_replica_cannot(store: Store,
     with (
         serving(step_s=0.02) as slow,
         serving() as fast,
-        keeping(store.responses, slow, fast, clock=ManualClock()) as gateway,
+        keeping(frozen(store), slow, fast, clock=ManualClock()) as gateway,
     ):
         whole = fast.openai.responses.create(input="on and on", **asked)
         gateway.set_in_use(fast, False)

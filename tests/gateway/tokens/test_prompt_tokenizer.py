@@ -15,7 +15,8 @@ from penstock.core.errors import ContextLengthExceeded, InvalidRequest
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.tokens import prompt_tokenizer as lexicons
 from penstock.gateway.tokens.memo import Memo
-from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES
+from penstock.gateway.tokens.prompt_tokenizer import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock.gateway.tokens.request_size import TERSE_BYTES
 from penstock.hub.resolve import resolve
 from penstock.text.tokenizer import Tokenizer
 from tests.examples import examples
@@ -47,6 +48,38 @@ def test_a_chat_has_at_most_as_many_tokens_as_its_bound(
 ) -> None:
     found, body = prompt_tokenizer(kind, template), encoded({"messages": messages}, ascii_only)
     assert found.count(CHAT, body) <= found.bound(body)
+
+
+SAID = st.fixed_dictionaries({"role": ROLES.filter(lambda role: role != "tool"), "content": TEXTS})
+
+
+@settings(max_examples=examples(60))
+@given(KINDS, st.sampled_from(["chatml", "wordy"]), st.one_of(TEXTS, st.lists(SAID, max_size=8)), TEXTS, st.booleans())
+def test_a_response_has_at_most_as_many_tokens_as_its_bound(
+    kind: str, template: str, said: Any, instructions: str, ascii_only: bool
+) -> None:
+    found = prompt_tokenizer(kind, template)
+    body = encoded({"input": said or "?"} | ({"instructions": instructions} if instructions else {}), ascii_only)
+    assert found.count(RESPONSES, body) <= found.bound(body) + TERSE_BYTES
+
+
+def test_a_response_is_counted_and_named_as_the_chat_that_it_is() -> None:
+    found, words = prompt_tokenizer(), "and so on " * 200
+    turns = [
+        {"role": "user", "content": words},
+        {"role": "assistant", "content": words},
+        {"role": "user", "content": "?"},
+    ]
+    chat = encoded({"messages": [{"role": "system", "content": "Be brief."}, *turns]}, True)
+    response = encoded({"input": turns, "instructions": "Be brief."}, True)
+    assert found.count(RESPONSES, response) == found.count(CHAT, chat)
+    assert found.names(RESPONSES, response, "acme") == found.names(CHAT, chat, "acme")
+    assert found.names(CHAT, chat, "acme").hashes
+
+
+def test_calls_in_a_response_leave_its_prompt_unbounded() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    assert prompt_tokenizer().bound(encoded({"input": [call]}, True)) == UNBOUNDED
 
 
 @settings(max_examples=examples(60))

@@ -11,11 +11,12 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.api.decoding import explain
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.request import MAX_ID, Kept
-from penstock.core.errors import InvalidRequest, UnsupportedParameter
+from penstock.core.errors import BodyTooLarge, InvalidRequest, UnsupportedParameter
 
-MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input
+MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input, and of both: replicas take no more
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _STATEFUL = ("previous_response_id", "store", "background", "kept")
 _MAX_PAGE = 100
@@ -43,6 +44,7 @@ class StateAsked(msgspec.Struct, frozen=True):
 
 
 _asked = msgspec.json.Decoder(StateAsked)
+_inputs = msgspec.json.Decoder(str | list[dict[str, Any]])
 _items = msgspec.json.Decoder(list[dict[str, Any]])
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -53,7 +55,7 @@ def read_state(body: bytes) -> StateAsked:
     try:
         asked = _asked.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+        raise explain(error, StateAsked) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     if len(asked.previous_response_id or "") > MAX_ID:
@@ -64,17 +66,13 @@ def read_state(body: bytes) -> StateAsked:
 
 def input_items(given: msgspec.Raw) -> list[Object]:
     """A request's own input as items that have ids."""
-    raw = bytes(given).strip()
-    if raw[:1] == b"[":
-        try:
-            items = _items.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise InvalidRequest("input: expected a string or a list of items", param="input") from None
-    elif raw == b'""':
-        items = []
-    else:
-        items = [{"role": "user", "content": msgspec.json.decode(raw)}]
-    return [_listed(item) for item in items]
+    try:
+        found = _inputs.decode(given)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("input: expected a string or a list of items", param="input") from None
+    if isinstance(found, str):
+        found = [{"role": "user", "content": found}] if found else []
+    return [_listed(item) for item in found]
 
 
 def _listed(item: Object) -> Object:
@@ -102,11 +100,14 @@ def with_conversation(body: bytes, turns: Iterable[Turn], items: Sequence[Object
         num_bytes += len(turn.input) + len(turn.response)
         before += _items.decode(turn.input)
         before += _object.decode(turn.response).get("output", ())
-    if num_bytes > MAX_BYTES:
-        problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
-        raise InvalidRequest(problem, param="previous_response_id")
+        if num_bytes > MAX_BYTES:
+            problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
+            raise InvalidRequest(problem, param="previous_response_id")
     members = {name: value for name, value in _members.decode(body).items() if name not in _STATEFUL}
-    return encode(members | {"input": [*before, *items], "kept": kept})
+    written = encode(members | {"input": [*before, *items], "kept": kept})
+    if len(written) > MAX_BYTES:
+        raise BodyTooLarge(f"with its conversation and ids of its items the body has more than {MAX_BYTES} bytes")
+    return written
 
 
 def without_stream(body: bytes) -> bytes:

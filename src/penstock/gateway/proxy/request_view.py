@@ -155,7 +155,7 @@ def prepare(path: bytes, body: bytes) -> RequestView:
     _ = view.session
     if path == b"/v1/completions":
         _ = view.num_choices
-    elif not SURFACES[path].generates:
+    elif path != RESPONSES:  # whose input is a conversation
         _ = view.num_texts
     return view
 

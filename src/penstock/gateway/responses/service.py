@@ -86,6 +86,7 @@ class ResponseService:
         self._num_pending = 0
         self._owner = uuid4().hex
         self._active: dict[tuple[str, str], BackgroundExchange] = {}
+        self._unsaved: list[Callable[[], object]] = []  # ends of responses that the store has not taken yet
         self._timer: Timer | None = None
 
     @property
@@ -139,12 +140,15 @@ class ResponseService:
             store=asked.is_stored,
             background=bool(asked.background),
         )
-        return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+        try:
+            return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+        except (RecursionError, UnicodeError):
+            raise InvalidRequest("input: it is nested too deeply, or is not UTF-8", param="input") from None
 
     def _turns(self, tenant_id: str, response_id: str | None) -> list[Turn]:
         if response_id is None:
             return []
-        found = self._book.conversation(tenant_id, response_id)
+        found = self._book.conversation(tenant_id, response_id) if response_id.isprintable() else []
         if not found or found[-1].status not in _FINISHED:
             what = f"has not ended well: it is {found[-1].status}" if found else "is not kept here, or no longer"
             problem = f"previous_response_id: '{shown(response_id)}' {what}"
@@ -185,8 +189,9 @@ class ResponseService:
     def _open_background(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
         if not asked.is_stored:
             raise InvalidRequest("background: cannot go with store: false: its answer is fetched later", param="store")
-        if len(self._active) >= self._settings.max_background:
-            problem = f"{len(self._active)} responses are being made in the background already"
+        own = sum(tenant_id == tenant for tenant, _ in self._active)
+        if own >= self._settings.max_background - len(self._active):  # the next tenant finds room, too
+            problem = f"{own} responses of this tenant are being made in the background already"
             raise Overloaded(problem, reason="background", retry_after_s=5.0)
 
         def queued(found: _Queued | None, error: PenstockError | None) -> None:
@@ -197,8 +202,7 @@ class ResponseService:
             request = Request(asked_for.method, asked_for.target, asked_for.headers, found.body)
             exchange = BackgroundExchange(request, found.key, self._background_ended)
             self._active[found.key] = exchange
-            if self._timer is None:
-                self._timer = self._clock.call_later(RENEW_EVERY_S, self._renew)
+            self._renew_later()
             client.respond(200, b"content-type: application/json\r\n", found.response)
             opened(exchange, None)
 
@@ -234,10 +238,17 @@ class ResponseService:
             data, said = encode(ended | {"id": response_id}).decode(), str(ended.get("status"))
             work = partial(self._book.end, tenant_id, response_id, status=said, response=data, owner=self._owner)
 
+        self._save(work)
+
+    def _save(self, work: Callable[[], object]) -> None:
+        """The end of a response, again and again until the store takes it."""
+
         def done(_: object, error: PenstockError | None) -> None:
-            if error is not None:  # its lease ends, and it is told to have failed
+            if error is not None:
                 count_error("store of responses", error)
-                log.warning("a response made in the background is lost: %s", error.message)
+                log.warning("a response made in the background is not in the store yet: %s", error.message)
+                self._unsaved.append(work)
+                self._renew_later()
 
         self._run(work, done, is_needed=True)
 
@@ -250,9 +261,12 @@ class ResponseService:
     def _renew(self) -> None:
         """Renews the lease, and gives up what others have cancelled or deleted."""
         self._timer = None
+        unsaved, self._unsaved = self._unsaved, []
+        for work in unsaved:
+            self._save(work)
         if not self._active:
             return
-        self._timer = self._clock.call_later(RENEW_EVERY_S, self._renew)
+        self._renew_later()
         before = list(self._active)
 
         def renewed(found: set[tuple[str, str]] | None, error: PenstockError | None) -> None:
@@ -264,6 +278,10 @@ class ResponseService:
                     self._cancel(key)
 
         self._run(partial(self._book.renew, self._owner, LEASE_S), renewed, is_needed=True)
+
+    def _renew_later(self) -> None:
+        if self._timer is None:
+            self._timer = self._clock.call_later(RENEW_EVERY_S, self._renew)
 
     def _cancel(self, key: tuple[str, str]) -> None:
         if (exchange := self._active.pop(key, None)) is not None:

@@ -18,8 +18,8 @@ class ResponseSettings:
     )
     max_per_tenant: Annotated[int, Meta(ge=1)] = setting(10_000, "responses of a tenant; beyond that its oldest go")
     max_bytes_per_tenant: Annotated[int, Meta(ge=1 << 20)] = setting(256 << 20, "and how much room they have together")
-    max_background: Annotated[int, Meta(ge=1)] = setting(
-        256, "responses that a process makes in the background at a time; further ones are refused"
+    max_background: Annotated[int, Meta(ge=2)] = setting(
+        256, "responses that a process makes in the background at a time, one tenant's at most half of them"
     )
 
     @property

@@ -30,7 +30,7 @@ from penstock.gateway.tokens.tokenizer_source import ModelTexts
 
 _UNKNOWN_OUTPUT = 4096  # tokens, where neither a client nor a context limits it
 _GENERATES = (CHAT, COMPLETION, MESSAGES, RESPONSES)
-_TERSE = 64  # bytes by which a response's request may be shorter than the same chat's
+TERSE_BYTES = 64  # by which a response's request may be shorter than the same chat's
 _MARKS, _ASKING = 4, 80  # tokens around each of several texts; where it is read together with another
 _NAMED_BYTES = 1024  # of a body, from which on its prompt may have a whole routing block
 _MAX_NAMING = 16  # prompts of a model in the threads' queue; then requests rather go without names than wait
@@ -147,7 +147,7 @@ class Size:
             else UNBOUNDED
         )
         if path == RESPONSES:
-            most += _TERSE
+            most += TERSE_BYTES
         if texts:
             paired = view.paired_bytes
             most += texts * (paired + _ASKING if paired else _MARKS)
