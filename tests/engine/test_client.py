@@ -9,11 +9,12 @@ import pytest
 
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import EngineFailed, EngineUnavailable, ModelUnsupported, RequestAborted
+from penstock.core.measurements import ServingLimits
 from penstock.core.request import FinishReason, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.client import EngineClient, EngineProcess, EngineState
 from penstock.engine.mailbox import frame
-from penstock.engine.messages import Loading, StepReport, Submit
+from penstock.engine.messages import EngineInfo, Loading, Ready, StepReport, Submit
 from tests.engine.expecting import engine, engine_process, expected, is_ready, read, tokens_of
 from tests.engine.fake_engine import POISON, launcher
 from tests.waiting import GIVE_UP_S, eventually_async
@@ -249,6 +250,41 @@ async def test_a_process_that_still_loads_is_not_waited_for() -> None:
     assert await client._process.wait() == -signal.SIGKILL
     with pytest.raises(EngineFailed):
         await starting
+
+
+class Deaf:
+    """A process that reads no mail and takes a while to be given up."""
+
+    async def wait(self) -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(10):  # the client reads what is there meanwhile
+                await asyncio.sleep(0)
+        return 0
+
+    def kill(self) -> None: ...
+
+
+async def test_a_process_that_becomes_ready_while_it_is_stopped_changes_nothing() -> None:
+    is_loading, engines = asyncio.Event(), list[socket.socket]()
+
+    async def launch(theirs: socket.socket) -> EngineProcess:
+        engines.append(theirs.dup())
+        engines[0].sendall(frame(Loading("weights", 0, 0)))
+        return Deaf()
+
+    client = EngineClient(launch, MonotonicClock(), on_loading=lambda _: is_loading.set())
+    starting = asyncio.create_task(client.start())
+    await asyncio.wait_for(is_loading.wait(), GIVE_UP_S)
+    engines[0].sendall(frame(Ready(EngineInfo("cpu", "fake", "none", "fake", "fake", ServingLimits(), 0))))
+    stopping = asyncio.create_task(client.stop())
+    await eventually_async(lambda: client.info)
+    assert client.state is EngineState.STOPPED
+    engines[0].close()
+    for task in (starting, stopping):
+        task.cancel()
+    await asyncio.gather(starting, stopping, return_exceptions=True)
 
 
 async def test_a_process_whose_server_is_gone_ends_by_itself() -> None:

@@ -350,7 +350,9 @@ class EngineClient:
             self._writer.write(frame(message))
 
     def _enter(self, state: EngineState) -> None:
-        self.state = state
+        """A client that is stopped stays so: a process that has just become ready may not have heard of it."""
+        if self.state is not EngineState.STOPPED:
+            self.state = state
         if state not in (EngineState.STARTING, EngineState.RESTARTING):
             self._is_started.set()
 
