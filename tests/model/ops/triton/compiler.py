@@ -22,9 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-import pytest
-
 import penstock.model.ops
+from penstock.hub.home import penstock_home
 
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # of memory that one program may have
 MAX_THREADS = 1024
@@ -250,18 +249,14 @@ def report(arch: int) -> Report:
     return Report(len(launched), dict(Counter(variant.name for variant in chosen)), len(ones), failures)
 
 
-def compiled_before(request: pytest.FixtureRequest) -> Path:
-    """Triton's cache in pytest's own, by the kernels' source: what has not changed is not compiled again."""
-    cache: pytest.Cache | None = getattr(request.config, "cache", None)  # which `-p no:cacheprovider` takes away
-    return cache.mkdir("triton") if cache else request.getfixturevalue("tmp_path")
-
-
-def report_of(arch: int, cache: Path) -> Report:
-    """In a child process, with Triton's cache in this directory."""
+def report_of(arch: int) -> Report:
+    """In a child process. Triton's cache is in the penstock home, by the kernels' source, Triton's own and the target:
+    what has not changed is not compiled again, in whichever checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    cache = {"TRITON_CACHE_DIR": str(penstock_home() / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
     child = subprocess.run(
         [sys.executable, "-m", "tests.model.ops.triton.compiler", str(arch)],
-        env=environment | {"TRITON_CACHE_DIR": str(cache), "TRITON_STORE_BINARY_ONLY": "1", "OMP_NUM_THREADS": "1"},
+        env=environment | cache | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
