@@ -4,9 +4,10 @@ Without it every worker imports every file and collects every test before the fi
 one item, which collects its tests when it is its turn and runs them; what is reported are the tests. `tools/suite.py`
 turns it on with `-p tests.by_file`. Expressions of markers and keywords hold; node ids of single tests do not.
 
-The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to one
-worker for as long as the others have something else to do: with transformers it takes seconds to import. At the end
-no other worker imports it for the few files that are left. Files that need Anthropic's SDK go to another worker.
+The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to two
+workers for as long as another one has something else to do: with transformers it takes seconds to import, and a single
+worker would be the last to end. At the end no other worker imports it for the few files that are left. Files that need
+Anthropic's SDK go to the other worker.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TORCH = re.compile(
     r"\b(torch|transformers|triton|tests\.(model|quant|runner|equality|hub)|penstock\.(model|quant|engine_process))\b"
 )
 _ANTHROPIC = re.compile(r"^(import|from) anthropic\b", re.MULTILINE)
+_OWN = ("torch", "anthropic", "torch")  # what the first workers import
 _SEEDED = "from tests.seeded import"  # in a conftest.py: a fixture that imports torch before each test below it
 FEW_FILES = 20  # of fast tests: together they take as long as torch and transformers take to import
 
@@ -109,7 +111,7 @@ class FileScheduling(LoadScheduling):
         self._num_few = FEW_FILES if config.option.markexpr == "not slow" else 0
 
     def _send_tests(self, node: Any, num: int) -> None:
-        own = dict(zip(self.nodes, ("torch", "anthropic"), strict=False)).get(node)
+        own = dict(zip(self.nodes, _OWN, strict=False)).get(node)
 
         def order(index: int) -> tuple[int, int]:
             needed = self._needed(index)

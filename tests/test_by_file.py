@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -133,6 +134,41 @@ class Worker:
         self.shutting_down = True
 
 
+def scheduled(workers: Sequence[Worker], texts: list[str], markers: str, directory: Path) -> FileScheduling:
+    """Files with these texts, as they are handed out at first."""
+    files = [f"test_{number}.py" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        (directory / file).write_text(text)
+    options = {"maxschedchunk": 1, "tx": [f"{len(workers)}*popen"]}
+    config = SimpleNamespace(
+        rootpath=directory, option=SimpleNamespace(markexpr=markers), getoption=options.get, getvalue=options.get
+    )
+    scheduler = FileScheduling(cast(pytest.Config, config))
+    for worker in workers:
+        scheduler.add_node(cast(Any, worker))
+        scheduler.add_node_collection(cast(Any, worker), files)
+    scheduler.schedule()
+    return scheduler
+
+
+def test_two_workers_begin_with_files_that_need_torch_and_one_with_the_rest(tmp_path: Path) -> None:
+    workers = [Worker() for _ in range(4)]
+    texts = ["import torch\n", "", "import anthropic\n"] * 6
+    scheduled(workers, texts, "not slow", tmp_path)
+    assert [[texts[index] for index in worker.given] for worker in workers] == [
+        [text] * 2 for text in ("import torch\n", "import anthropic\n", "import torch\n", "")
+    ]
+
+
+def test_nobody_waits_for_what_comes_next_where_there_are_as_many_files_as_workers(tmp_path: Path) -> None:
+    """A worker begins when it knows what comes next, or that nothing does."""
+    workers = [Worker(), Worker()]
+    scheduler = scheduled(workers, ["import torch\n"] * 2, "not slow", tmp_path)
+    assert [worker.given for worker in workers] == [[0], [1]]
+    assert not scheduler.pending
+    assert all(worker.shutting_down for worker in workers)
+
+
 @pytest.mark.parametrize(
     ("num_alike", "markers", "is_taken"),
     [(4, "not slow", False), (FEW_FILES, "not slow", False), (FEW_FILES + 2, "not slow", True), (4, "slow", True)],
@@ -141,19 +177,8 @@ def test_few_fast_files_that_need_torch_are_left_to_the_worker_that_has_it(
     num_alike: int, markers: str, is_taken: bool, tmp_path: Path
 ) -> None:
     """The other worker runs two of three files that need nothing, and then nothing but those is left."""
-    files = [f"test_{number}.py" for number in range(num_alike + 3)]
-    for file in files:
-        (tmp_path / file).write_text("import torch\n" if file in files[:num_alike] else "")
-    options = {"maxschedchunk": 1, "tx": ["2*popen"]}
-    config = SimpleNamespace(
-        rootpath=tmp_path, option=SimpleNamespace(markexpr=markers), getoption=options.get, getvalue=options.get
-    )
-    scheduler = FileScheduling(cast(pytest.Config, config))
     with_torch, other = workers = Worker(), Worker()
-    for worker in workers:
-        scheduler.add_node(cast(Any, worker))
-        scheduler.add_node_collection(cast(Any, worker), files)
-    scheduler.schedule()
+    scheduler = scheduled(workers, ["import torch\n"] * num_alike + [""] * 3, markers, tmp_path)
     assert with_torch.given == [0, 1]
     assert other.given == [num_alike, num_alike + 1]
     for index in other.given[:2]:
