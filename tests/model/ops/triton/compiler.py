@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,11 +221,13 @@ def choice(value: object) -> object:
 
 
 def all_failures(work: list[tuple[Callable[[Variant, int], str | None], Variant, int]]) -> list[str]:
-    """In as many processes as there are processors. They are forked: variants hold functions of Triton's."""
+    """In as many processes as there are processors. They are forked: variants hold functions of Triton's. A compiler
+    that aborts takes its process with it, which raises."""
     global _work
     _work = work
-    with multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), MAX_PROCESSES)) as pool:
-        return [failure for failure in pool.imap_unordered(_one, range(len(work))) if failure]
+    num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
+        return [failure for failure in pool.map(_one, range(len(work))) if failure]
 
 
 _work: list[tuple[Callable[[Variant, int], str | None], Variant, int]] = []
