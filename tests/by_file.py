@@ -4,9 +4,10 @@ Without it every worker imports every file and collects every test before the fi
 one item, which collects its tests when it is its turn and runs them; what is reported are the tests. `tools/suite.py`
 turns it on with `-p tests.by_file`. Expressions of markers and keywords hold; node ids of single tests do not.
 
-The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to one
-worker for as long as the others have something else to do: with transformers it takes seconds to import. So do files
-that need Anthropic's SDK, to another one.
+The longest files are handed out first, so that at the end nobody waits for one of them. Files that need torch go to two
+workers for as long as another one has something else to do: with transformers it takes seconds to import, and a single
+worker would be the last to end. At the end no other worker imports it for the few files that are left. Files that need
+Anthropic's SDK go to the other worker.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _TORCH = re.compile(
     r"\b(torch|transformers|triton|tests\.(model|quant|runner|equality|hub)|penstock\.(model|quant|engine_process))\b"
 )
 _ANTHROPIC = re.compile(r"^(import|from) anthropic\b", re.MULTILINE)
+_OWN = ("torch", "anthropic", "torch")  # what the first workers import
+_SEEDED = "from tests.seeded import"  # in a conftest.py: a fixture that imports torch before each test below it
+FEW_FILES = 20  # of fast tests: together they take as long as torch and transformers take to import
 
 
 class TestFile(pytest.Item):
@@ -101,23 +105,55 @@ def in_one(reports: list[pytest.TestReport]) -> list[pytest.TestReport]:
 class FileScheduling(LoadScheduling):
     """Files that need what this worker imports, then those that need nothing, then the others'."""
 
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._with_torch: set[Any] = set()  # workers that have imported it
+        self._num_few = FEW_FILES if config.option.markexpr == "not slow" else 0
+
     def _send_tests(self, node: Any, num: int) -> None:
-        own = dict(zip(self.nodes, ("torch", "anthropic"), strict=False)).get(node)
+        own = dict(zip(self.nodes, _OWN, strict=False)).get(node)
 
         def order(index: int) -> tuple[int, int]:
-            assert self.collection is not None
-            needed = long_import(self.config.rootpath / self.collection[index])
+            needed = self._needed(index)
             return 0 if needed == own else 1 if needed is None else 2, index
 
         self.pending.sort(key=order)
+        if self.pending and self._is_torch_for_few(node):
+            node.shutdown()
+            return
+        self._with_torch |= {node for index in self.pending[:num] if self._needed(index) == "torch"}
         super()._send_tests(node, num)
+
+    def _is_torch_for_few(self, node: Any) -> bool:
+        """Whether only files that need torch are left, which another worker has imported, and so few that this worker
+        would import it for as long as they take."""
+        is_first = not self.node2pending[
+            node
+        ]  # a worker begins only when it knows what comes next, or that nothing does
+        if is_first or node in self._with_torch or self._with_torch.isdisjoint(self.nodes):
+            return False
+        return len(self.pending) < self._num_few and all(self._needed(index) == "torch" for index in self.pending)
+
+    def _needed(self, index: int) -> str | None:
+        assert self.collection is not None
+        return long_import(self.config.rootpath / self.collection[index])
 
 
 @cache
 def long_import(path: Path) -> str | None:
-    """The package that a file needs and that takes long to import, going by its text."""
+    """The package that a file needs and that takes long to import, going by its text and the conftest.py above it."""
     text = path.read_text()
-    return "torch" if _TORCH.search(text) else "anthropic" if _ANTHROPIC.search(text) else None
+    if _TORCH.search(text) or _is_seeded(path.parent):
+        return "torch"
+    return "anthropic" if _ANTHROPIC.search(text) else None
+
+
+@cache
+def _is_seeded(directory: Path) -> bool:
+    own = directory / "conftest.py"
+    if own.exists() and _SEEDED in own.read_text():
+        return True
+    return (directory / "__init__.py").exists() and _is_seeded(directory.parent)
 
 
 class _Controller:

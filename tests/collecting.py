@@ -1,4 +1,5 @@
-"""Test files that hold none of the tests that a run wants, found by their text: what is not imported takes no time.
+"""Test files that hold none of the tests that a run wants, found by their text: what is not imported takes no time. So
+do directories of such files, with their conftest.py.
 
 A run of the slow tests would else import every file, in each of its workers, and leave out two of three. A marker is on
 all tests of a file where its `pytestmark` has it, and on none where neither the file nor a conftest.py above it has the
@@ -21,9 +22,15 @@ ROOT = Path(__file__).parent
 _FOR_ALL = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
 
+@cache
 def is_left_out(path: Path, markers: str) -> bool:
+    if not markers:
+        return False
+    if path.is_dir():
+        files = list(path.rglob("test_*.py"))
+        return bool(files) and all(is_left_out(file, markers) for file in files)
     is_tests = path.suffix == ".py" and path.name.startswith("test_")
-    return bool(markers) and is_tests and has_none_of(path.read_text(), _conftests(path.parent), markers)
+    return is_tests and has_none_of(path.read_text(), _conftests(path.parent), markers)
 
 
 def has_none_of(text: str, conftests: str, markers: str) -> bool:

@@ -5,6 +5,7 @@ fails by chance; ten times as many, and others each time, where somebody looks f
 from __future__ import annotations
 
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from hypothesis.internal.conjecture.providers import Constants, HypothesisProvider
 
 _QUICK, _THOROUGH = 30, 500
@@ -19,8 +20,9 @@ def use_profiles() -> None:
 
 def use_no_constants() -> None:
     """Leave out constants that Hypothesis finds in the code: which it has seen depends on what else was imported, and
-    so on which tests a process was given before."""
+    so on which tests a process was given before. Its plugin would look for them in each file of tests all the same."""
     HypothesisProvider._local_constants = Constants()  # type: ignore[assignment]
+    providers._get_local_constants = Constants
 
 
 def examples(quick: int) -> int:

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from tests.by_file import long_import
+from tests.by_file import FEW_FILES, FileScheduling, long_import
 from tests.reporting import REPORT
 
 ROOT = Path(__file__).parent.parent
@@ -104,3 +106,86 @@ def test_what_a_package_shares_is_made_once_by_a_worker_and_torn_down(suite: Pat
 def test_what_takes_long_to_import_is_known_by_a_files_text(text: str, needed: str | None, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(text)
     assert long_import(tmp_path / "test_one.py") == needed
+
+
+def test_what_a_conftest_imports_before_each_test_is_needed_by_all_files_below(tmp_path: Path) -> None:
+    (tmp_path / "model" / "ops").mkdir(parents=True)
+    for directory in (tmp_path / "model", tmp_path / "model" / "ops", tmp_path):
+        (directory / "__init__.py").write_text("")
+        (directory / "test_one.py").write_text("")
+    (tmp_path / "model" / "conftest.py").write_text("from tests.seeded import seeded\n")
+    assert long_import(tmp_path / "model" / "ops" / "test_one.py") == "torch"
+    assert long_import(tmp_path / "model" / "test_one.py") == "torch"
+    assert long_import(tmp_path / "test_one.py") is None
+
+
+class Worker:
+    """A worker as the scheduler sees it."""
+
+    def __init__(self) -> None:
+        self.gateway = SimpleNamespace(id="gw")
+        self.given: list[int] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.given += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def scheduled(workers: Sequence[Worker], texts: list[str], markers: str, directory: Path) -> FileScheduling:
+    """Files with these texts, as they are handed out at first."""
+    files = [f"test_{number}.py" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        (directory / file).write_text(text)
+    options = {"maxschedchunk": 1, "tx": [f"{len(workers)}*popen"]}
+    config = SimpleNamespace(
+        rootpath=directory, option=SimpleNamespace(markexpr=markers), getoption=options.get, getvalue=options.get
+    )
+    scheduler = FileScheduling(cast(pytest.Config, config))
+    for worker in workers:
+        scheduler.add_node(cast(Any, worker))
+        scheduler.add_node_collection(cast(Any, worker), files)
+    scheduler.schedule()
+    return scheduler
+
+
+def test_two_workers_begin_with_files_that_need_torch_and_one_with_the_rest(tmp_path: Path) -> None:
+    workers = [Worker() for _ in range(4)]
+    texts = ["import torch\n", "", "import anthropic\n"] * 6
+    scheduled(workers, texts, "not slow", tmp_path)
+    assert [[texts[index] for index in worker.given] for worker in workers] == [
+        [text] * 2 for text in ("import torch\n", "import anthropic\n", "import torch\n", "")
+    ]
+
+
+def test_nobody_waits_for_what_comes_next_where_there_are_as_many_files_as_workers(tmp_path: Path) -> None:
+    """A worker begins when it knows what comes next, or that nothing does."""
+    workers = [Worker(), Worker()]
+    scheduler = scheduled(workers, ["import torch\n"] * 2, "not slow", tmp_path)
+    assert [worker.given for worker in workers] == [[0], [1]]
+    assert not scheduler.pending
+    assert all(worker.shutting_down for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("num_alike", "markers", "is_taken"),
+    [(4, "not slow", False), (FEW_FILES, "not slow", False), (FEW_FILES + 2, "not slow", True), (4, "slow", True)],
+)
+def test_few_fast_files_that_need_torch_are_left_to_the_worker_that_has_it(
+    num_alike: int, markers: str, is_taken: bool, tmp_path: Path
+) -> None:
+    """The other worker runs two of three files that need nothing, and then nothing but those is left."""
+    with_torch, other = workers = Worker(), Worker()
+    scheduler = scheduled(workers, ["import torch\n"] * num_alike + [""] * 3, markers, tmp_path)
+    assert with_torch.given == [0, 1]
+    assert other.given == [num_alike, num_alike + 1]
+    for index in other.given[:2]:
+        scheduler.mark_test_complete(cast(Any, other), index)
+    assert other.given[3:] == ([2] if is_taken else [])
+    assert other.shutting_down is not is_taken
+    while scheduler.node2pending[cast(Any, with_torch)]:
+        scheduler.mark_test_complete(cast(Any, with_torch), scheduler.node2pending[cast(Any, with_torch)][0])
+    assert not scheduler.pending
+    assert sorted(with_torch.given + other.given) == list(range(num_alike + 3))

@@ -130,6 +130,7 @@ def test_each_leg_of_a_request_that_two_servers_share_has_a_span() -> None:
         ask(gateway, **SENT)
         p.kill()
         ask(gateway, **SENT)
+        eventually(lambda: len(kept.all), lambda count: count == 3)
         legs = [span for span in kept.spans() if span.kind is Kind.CLIENT]
         told = [headers["traceparent"] for server in (p, d) for _, _, headers in server.asked]
     assert [span.attributes.get("penstock.leg") for span in legs] == ["prefill", None] * 2 + ["prefill", None]

@@ -263,6 +263,7 @@ def test_gateways_whose_configurations_differ_do_not_fight() -> None:
             gateway.until(lambda: replica.listed == {"poet"})
             with running_gateway(pools={"m": plain}, notes=notes) as other:
                 eventually(lambda: [path for path, *_ in server.asked].count("/v1/unload_lora_adapter") == 1)
+                eventually(lambda: (dict(server.adapters), set(notes.all)), lambda left: left == ({}, set()))
                 gateway.advance(30.0)
                 gateway.until(lambda: "poet" in server.adapters and notes.all == {(server.url, "poet")})
                 other.advance(30.0)  # the other one sees it again, and lets it be

@@ -17,14 +17,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-import pytest
-
 import penstock.model.ops
+from penstock.hub.home import penstock_home
 
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}  # of memory that one program may have
 MAX_THREADS = 1024
@@ -221,11 +221,13 @@ def choice(value: object) -> object:
 
 
 def all_failures(work: list[tuple[Callable[[Variant, int], str | None], Variant, int]]) -> list[str]:
-    """In as many processes as there are processors. They are forked: variants hold functions of Triton's."""
+    """In as many processes as there are processors. They are forked: variants hold functions of Triton's. A compiler
+    that aborts takes its process with it, which raises."""
     global _work
     _work = work
-    with multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), MAX_PROCESSES)) as pool:
-        return [failure for failure in pool.imap_unordered(_one, range(len(work))) if failure]
+    num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
+        return [failure for failure in pool.map(_one, range(len(work))) if failure]
 
 
 _work: list[tuple[Callable[[Variant, int], str | None], Variant, int]] = []
@@ -250,18 +252,14 @@ def report(arch: int) -> Report:
     return Report(len(launched), dict(Counter(variant.name for variant in chosen)), len(ones), failures)
 
 
-def compiled_before(request: pytest.FixtureRequest) -> Path:
-    """Triton's cache in pytest's own, by the kernels' source: what has not changed is not compiled again."""
-    cache: pytest.Cache | None = getattr(request.config, "cache", None)  # which `-p no:cacheprovider` takes away
-    return cache.mkdir("triton") if cache else request.getfixturevalue("tmp_path")
-
-
-def report_of(arch: int, cache: Path) -> Report:
-    """In a child process, with Triton's cache in this directory."""
+def report_of(arch: int) -> Report:
+    """In a child process. Triton's cache is in the penstock home, by the kernels' source, Triton's own and the target:
+    what has not changed is not compiled again, in whichever checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    cache = {"TRITON_CACHE_DIR": str(penstock_home() / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
     child = subprocess.run(
         [sys.executable, "-m", "tests.model.ops.triton.compiler", str(arch)],
-        env=environment | {"TRITON_CACHE_DIR": str(cache), "TRITON_STORE_BINARY_ONLY": "1", "OMP_NUM_THREADS": "1"},
+        env=environment | cache | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model.ops.triton.compiler import MAIN_TARGET, compiled_before, launchable, report_of
+from tests.model.ops.triton.compiler import MAIN_TARGET, launchable, report_of
 
 pytestmark = pytest.mark.slow
 
 
-def test_every_kernel_compiles_as_it_is_launched_and_with_integers_of_one(request: pytest.FixtureRequest) -> None:
-    report = report_of(MAIN_TARGET, compiled_before(request))
+def test_every_kernel_compiles_as_it_is_launched_and_with_integers_of_one() -> None:
+    report = report_of(MAIN_TARGET)
     assert not report.failures, "\n".join(report.failures)
     assert set(report.kernels) == launchable()
     assert report.with_ones > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model.ops.triton.compiler import compiled_before, launchable, report_of
+from tests.model.ops.triton.compiler import launchable, report_of
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ UNUSED: dict[int, dict[str, str]] = {80: {}, 100: {}}
 
 
 @pytest.mark.parametrize("arch", sorted(UNUSED))
-def test_every_kernel_compiles_as_it_is_launched(arch: int, request: pytest.FixtureRequest) -> None:
-    report = report_of(arch, compiled_before(request))
+def test_every_kernel_compiles_as_it_is_launched(arch: int) -> None:
+    report = report_of(arch)
     assert not report.failures, "\n".join(report.failures)
     assert set(report.kernels) == launchable() - set(UNUSED[arch])
