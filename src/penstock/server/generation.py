@@ -22,6 +22,7 @@ from penstock.engine.client import EngineClient
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
+from penstock.server.prompt_scores import PromptScores
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tools import Part
 
@@ -79,11 +80,15 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
+        self.num_prompt_logprobs = wanted.num_prompt_logprobs()
+        self.prompt_scores: PromptScores | None = None  # set before it starts, if they are asked for
         self.replayed: Piece | None = None
         self.resumed_whole: list[Piece] = []  # of an answer that is not streamed: all that is known
         self.resumed_pieces: list[Piece] = []  # of a stream whose writer must see them: all before `replayed`
         self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
+        if prepared.bad_words:
+            sampling = msgspec.structs.replace(sampling, bad_words=prepared.bad_words)
         if prepared.watermark is not None:
             if sampling.is_greedy and wanted.watermark is not None and prepared.watermark.scheme is Scheme.GUMBEL:
                 raise InvalidRequest(
@@ -96,8 +101,13 @@ class Generation:
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
             stop_token_ids.update(model.config.eos_token_ids)
+        if self.options.min_tokens and sampling.allowed_ids and stop_token_ids.issuperset(sampling.allowed_ids):
+            raise InvalidRequest(
+                "allowed_token_ids: all of them end the answer, which must have min_tokens first",
+                param="allowed_token_ids",
+            )
         outputs = headers.resume.outputs() if headers.resume else {}
-        priority = headers.tenancy.priority_of(None if wanted.priority is None else self.options.priority)
+        self.priority = priority = headers.tenancy.priority_of(wanted.wished_priority())
         # A guide that the engine finds it cannot follow is an error of the field that brought it.
         self._guide_param = prepared.asked.param if prepared.asked is not None else None
         self._requests: list[Request] = []
@@ -176,11 +186,13 @@ class Generation:
         num_logprobs = self._requests[0].sampling.num_logprobs
         scored_bytes = 0 if num_logprobs is None else _SCORED_BYTES * (1 + num_logprobs)
         num_repeated = self.num_prompt_tokens * self.options.n
+        if self.num_prompt_logprobs is not None:
+            num_repeated *= 1 + _SCORED_BYTES * (1 + self.num_prompt_logprobs) // _TOKEN_BYTES
         return num_repeated * _TOKEN_BYTES + self.num_output_tokens * (_TOKEN_BYTES + scored_bytes)
 
     @property
     def has_logprobs(self) -> bool:
-        return self._requests[0].sampling.num_logprobs is not None
+        return self._requests[0].sampling.num_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def usage(self) -> Usage:
@@ -194,7 +206,8 @@ class Generation:
     @property
     def cost(self) -> Cost:
         """Its cost so far, of what was made here."""
-        return self._stream.meter.cost if self._stream is not None else Cost()
+        scoring = self.prompt_scores.cost if self.prompt_scores is not None else Cost()
+        return self._stream.meter.cost + scoring if self._stream is not None else scoring
 
     @property
     def num_made_here(self) -> int:
@@ -202,11 +215,11 @@ class Generation:
         return self.num_output_tokens - self.num_resumed_tokens
 
     @property
-    def resumed_characters(self) -> dict[int, int]:
-        """Characters before the next log probabilities of each choice, if another replica began them."""
+    def resumed_texts(self) -> dict[int, bytes]:
+        """The text before the next log probabilities of each choice, if another replica began them."""
         if not self.num_resumed_tokens or self._requests[0].sampling.num_logprobs is None:
             return {}
-        return {index: text.resumed_characters() for index, text in enumerate(self._choices.values())}
+        return {index: text.resumed_text() for index, text in enumerate(self._choices.values())}
 
     def start(self, engine: EngineClient, *, max_open: int) -> None:
         if engine.num_open + self.num_choices > max_open:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import NotBuilt, Refused, WireStruct
+from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct
 from penstock.api.openai.guided import (
     FORMS,
     NULL,
@@ -32,14 +32,25 @@ MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
 MAX_BIASES = 1024  # OpenAI allows 300; each choice has them all
 MAX_BIAS = 100
+MAX_LOGPROBS = 20  # alternatives of a token
+MAX_ALLOWED = 4096  # ids of tokens that may come; each choice has them all
+MAX_BAD_WORDS = 128
 _TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_ECHO = 40  # characters of the client's own words that an error repeats
+
+SERVICE_TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}  # OpenAI's words
+
+# Reasons why fields change nothing in an answer, for the reference.
+LABEL = "a label of the client's own"
+SAME_USER = "a gateway sends requests of one user to the same replica"
+SAME_KEY = "prefixes are found by content; a gateway sends requests of one key to the same replica"
 
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 # Below this a softmax over float32 logits is greedy in all but name, and dividing by it overflows.
@@ -54,7 +65,6 @@ _SAME_IN_SAMPLING = (
     "seed",
 )
 _SAME_IN_OPTIONS = (
-    "n",
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
@@ -76,7 +86,6 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None  # keep only this many, the last ones
-    priority: Priority = Priority.NORMAL
     namespace: str = ""  # of the prefix cache
     stream: bool = False
     include_usage: bool = False
@@ -86,7 +95,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
 class StreamOptions(WireStruct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's
-    include_obfuscation: bool | None = None  # padding against who watches sizes on the wire: there is none here
+    include_obfuscation: Annotated[bool | None, NoEffect("nothing is padded")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,21 +125,25 @@ class GenerationRequest(WireStruct):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: PositiveCount | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     watermark: Annotated[str, Meta(min_length=1, max_length=63)] | None = None  # penstock's own
 
-    # Labels for the client's own books: they change nothing here.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # a hint; prefixes are found by content
+    # Labels for the client's own books.
+    user: Annotated[str | None, NoEffect(SAME_USER)] = None
+    metadata: Annotated[dict[str, str] | None, NoEffect(LABEL)] = None
+    safety_identifier: Annotated[str | None, NoEffect(LABEL)] = None
+    prompt_cache_key: Annotated[str | None, NoEffect(SAME_KEY)] = None
 
     store: Annotated[bool | None, NotBuilt(False)] = None
-    service_tier: Annotated[str | None, NotBuilt("auto", "default")] = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
     # What the answer must look like: see `guided`.
     response_format: ResponseFormat | None = None
@@ -147,7 +160,13 @@ class GenerationRequest(WireStruct):
         super().__post_init__()
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options", "is only allowed when stream is true")
+        if self.priority is not None and self.service_tier not in (None, "auto"):
+            raise Refused("service_tier", "cannot go with priority: both say how urgent the request is")
+        if self.stream and self.prompt_logprobs is not None:
+            raise Refused("prompt_logprobs", "is not available in a stream")
         self._check_biases()
+        if self.allowed_token_ids and self.bad_words:
+            raise Refused("bad_words", "cannot go with allowed_token_ids: nothing might be left")
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
@@ -178,6 +197,20 @@ class GenerationRequest(WireStruct):
         """As in SamplingParams; each endpoint has its own way to ask for them."""
         return None
 
+    def wished_priority(self) -> Priority | None:
+        """How urgent the client calls it; None: it does not say."""
+        if self.priority is not None:
+            return Priority[self.priority.upper()] if isinstance(self.priority, str) else Priority(self.priority)
+        return next((one for one, tier in SERVICE_TIERS.items() if tier == self.service_tier), None)
+
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt; None: nothing is asked of these."""
+        return self.prompt_logprobs
+
+    def num_choices(self) -> int:
+        """Choices that are made of each prompt."""
+        return self.n or 1
+
     def to_sampling(self, vocab_size: int, *, fallback_seed: int) -> SamplingParams:
         """`fallback_seed` is used when the client gave none. Raises InvalidRequest for tokens that do not exist."""
         biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()}
@@ -185,6 +218,9 @@ class GenerationRequest(WireStruct):
         wanted = {"seed": fallback_seed} | self._given(_SAME_IN_SAMPLING)
         if self.logit_bias is not None:
             wanted["logit_bias"] = biases
+        if self.allowed_token_ids is not None:
+            check_token_ids(self.allowed_token_ids, vocab_size, "allowed_token_ids")
+            wanted["allowed_ids"] = sorted(set(self.allowed_token_ids))
         if wanted.get("temperature", 1.0) < _GREEDY_TEMPERATURE:
             wanted["temperature"] = 0.0
         top_k = self.top_k if self.top_k is not None and 0 < self.top_k < vocab_size else None
@@ -194,9 +230,9 @@ class GenerationRequest(WireStruct):
         check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
         return GenerationOptions(
             max_tokens=self.output_limit(),
+            n=self.num_choices(),
             stop=self.stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            priority=_priority(self.priority),
             namespace=self.cache_salt or "",
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             continuous_usage=bool(self.stream_options and self.stream_options.continuous_usage_stats),
@@ -220,9 +256,3 @@ def check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> 
     if lowest < 0 or highest >= vocab_size:
         missing = lowest if lowest < 0 else highest
         raise InvalidRequest(f"{param}: no token has the id {missing}; the model has {vocab_size}", param=param)
-
-
-def _priority(value: str | int | None) -> Priority:
-    if value is None:
-        return Priority.NORMAL
-    return Priority[value.upper()] if isinstance(value, str) else Priority(value)
