@@ -18,6 +18,8 @@ from penstock.dialects.dialect import Dialect, names_in
 CHAT, COMPLETIONS, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 RESPONSES = b"/v1/responses"  # asked for as a chat
 EMBEDDINGS, RERANK, SCORE = b"/v1/embeddings", b"/v1/rerank", b"/v1/score"
+TOKENIZE, DETOKENIZE, RENDER = b"/tokenize", b"/detokenize", b"/v1/chat/completions/render"
+COUNT_TOKENS = b"/v1/messages/count_tokens"
 GENERATES = (CHAT, COMPLETIONS, MESSAGES)
 
 _MAX_ECHO = 100  # characters of a client's own words that an error repeats
@@ -31,13 +33,15 @@ _SAMPLING = names_in(
 )
 _TEXTS = names_in("model user truncate_prompt_tokens")
 
+_CHAT = _SAMPLING | names_in(
+    "messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls functions function_call "
+    "modalities audio prediction reasoning_effort verbosity web_search_options moderation prompt_cache_options "
+    "prompt_cache_retention reasoning thinking enable_thinking include_reasoning"
+)
+_TEMPLATE = names_in("add_generation_prompt continue_final_message chat_template_kwargs")
+
 FIELDS: Mapping[bytes, frozenset[str]] = {
-    CHAT: _SAMPLING
-    | names_in(
-        "messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls functions function_call "
-        "modalities audio prediction reasoning_effort verbosity web_search_options moderation prompt_cache_options "
-        "prompt_cache_retention reasoning thinking enable_thinking include_reasoning"
-    ),
+    CHAT: _CHAT,
     COMPLETIONS: _SAMPLING | names_in("prompt suffix echo best_of"),
     MESSAGES: names_in(
         "model messages max_tokens system metadata stop_sequences stream temperature top_p top_k tools tool_choice "
@@ -48,6 +52,10 @@ FIELDS: Mapping[bytes, frozenset[str]] = {
     RERANK: _TEXTS
     | names_in("query documents top_n return_documents rank_fields max_tokens_per_doc max_chunks_per_doc"),
     SCORE: _TEXTS | names_in("text_1 text_2 encoding_format"),
+    TOKENIZE: _TEMPLATE | names_in("model prompt messages add_special_tokens return_token_strs tools"),
+    DETOKENIZE: names_in("model tokens"),
+    RENDER: _CHAT | _TEMPLATE,
+    COUNT_TOKENS: names_in("model messages system tools tool_choice thinking output_config output_format"),
 }
 
 # Values that cost no more than the operator's price, where others would: a provider's faster lanes are billed apart.

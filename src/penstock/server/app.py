@@ -34,6 +34,7 @@ from penstock.server.pipeline import Pipeline
 from penstock.server.prepare import Preparer
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.server.token_routes import TokenRoutes
 
 
 class Replica:
@@ -124,12 +125,13 @@ class Replica:
             offload,
             max_body_bytes=self._settings.max_body_bytes,
         ).routes()
+        tokens = TokenRoutes(model, self._recorder, offload, max_body_bytes=self._settings.max_body_bytes).routes()
         generating = [
             *openai_routes.routes(pipeline, model),
             *anthropic_routes.routes(pipeline),
             *responses_routes.routes(pipeline),
         ]
-        routes = [*generating, *lora, *texts, *self._always]
+        routes = [*generating, *lora, *texts, *tokens, *self._always]
         self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)
 
     def _state(self) -> EngineState:

@@ -127,6 +127,10 @@ class Tokenizer:
         """What the token adds to a text; perhaps only a part of a character."""
         return self._bytes[token_id]
 
+    def vocabulary_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġhello`; empty where it has none of this id."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         return self._bytes[token_id].decode(errors="replace")
 

@@ -21,7 +21,7 @@ from penstock.gateway.proxy.proxied_request import ProxyServices
 from penstock.gateway.proxy.replica_attempt import ReplicaAttempt, is_replicas_fault
 from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.facts import Ending
-from penstock.gateway.records.token_usage import TokenUsage, find_usage
+from penstock.gateway.records.token_usage import NO_TOKENS, TokenUsage, find_usage
 from penstock.health.retries import RetryBudget
 from penstock.http.forward import End, Outcome
 from penstock.router.router import Choice
@@ -222,6 +222,8 @@ class PickedRequest(JourneyShell):
     def _usage(self, charge: Charge) -> TokenUsage | None:
         if charge not in (Charge.WHOLE, Charge.SEEN, Charge.PART):
             return None
+        if not self._routed.surface.is_metered:
+            return NO_TOKENS
         found = find_usage(self._tail) if self._status == 200 else None
         prompt = self._size.prompt
         if found is None:
@@ -241,7 +243,7 @@ class PickedRequest(JourneyShell):
             if (replica := upstream.replicas.get(self._served_by)) is not None:
                 upstream.snapshots.answered(replica, usage, self._outcome(End.COMPLETED))
         self._account.close(self.request, usage, end.ending, end.reason)
-        if end.ending is Ending.OK:
+        if end.ending is Ending.OK and self._routed.surface.is_metered:
             self._services.shadows.mirror(self._routed, self.request.model, self._size.output)
 
 

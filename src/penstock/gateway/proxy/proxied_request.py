@@ -227,7 +227,7 @@ class ProxiedRequest(JourneyShell):
         if end.charge is Charge.REQUEST and self._reservation is not None:
             self._reservation.settle(0)
         self._account.close(self.request, self._upstream.settle(end.charge), end.ending, end.reason)
-        if end.ending is Ending.OK:
+        if end.ending is Ending.OK and self._routed.surface.is_metered:
             self._services.shadows.mirror(self._routed, self.request.model, self._size.output)
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from penstock.api.decoding import explain
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.api.rerank import RERANK_PATHS, SCORE_PATHS
+from penstock.api.tokenization import DETOKENIZE_PATHS, RENDER_PATH, TOKENIZE_PATHS
 from penstock.core.errors import InvalidRequest
 
 EXPECTED_OUTPUT = b"x-penstock-expected-output"
@@ -111,9 +112,15 @@ class Surface(msgspec.Struct, frozen=True):
     last_event: bytes  # of a stream
     generates: bool = True  # it makes tokens; else numbers, of whole texts
     output_field: bytes = b"max_tokens"  # of the body, that limits the output
+    is_metered: bool = True  # its tokens are limited and charged; else it is a request of no tokens: no engine works
 
 
 RESPONSES = b"/v1/responses"
+
+
+def _unmetered(path: str, name: str, convention: Convention = OPENAI) -> Surface:
+    return Surface(path.encode(), name, convention, 0, b"}", generates=False, is_metered=False)
+
 
 SURFACES = {
     surface.path: surface
@@ -125,13 +132,21 @@ SURFACES = {
         Surface(b"/v1/embeddings", "embeddings", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/rerank", "rerank", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/score", "score", OPENAI, 0, b'"usage"', generates=False),
+        _unmetered(TOKENIZE_PATHS[0], "tokenize"),
+        _unmetered(DETOKENIZE_PATHS[0], "detokenize"),
+        _unmetered(RENDER_PATH, "chat/completions/render"),
+        _unmetered("/v1/messages/count_tokens", "messages/count_tokens", ANTHROPIC),
     )
 }
+UNMETERED = frozenset(path for path, surface in SURFACES.items() if not surface.is_metered)
 
 # Other paths that clients know them by: replicas are asked at the first.
-for _first, *_others in (RERANK_PATHS, SCORE_PATHS):
+for _first, *_others in (RERANK_PATHS, SCORE_PATHS, TOKENIZE_PATHS, DETOKENIZE_PATHS):
     SURFACES |= {other.encode(): SURFACES[_first.encode()] for other in _others}
 
+_NO_ANSWER: dict[str, None] = dict.fromkeys(
+    ("stream", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
+)
 _decoder = msgspec.json.Decoder(RequestView)
 _metadata = msgspec.json.Decoder(_Metadata)
 _MAX_TEXTS = 2048  # in one request, as OpenAI has it
@@ -152,6 +167,8 @@ def read(body: bytes) -> RequestView:
 def prepare(path: bytes, body: bytes) -> RequestView:
     """`read`, and all that is asked of it later and grows with the body: for a thread that may take a while."""
     view = read(body)
+    if not SURFACES[path].is_metered:  # what its answer would be like, if there was one, makes no difference
+        view = msgspec.structs.replace(view, **_NO_ANSWER)
     _ = view.session
     if path == b"/v1/completions":
         _ = view.num_choices

@@ -26,7 +26,7 @@ from penstock.gateway.proxy.transcript import Transcript
 from penstock.gateway.proxy.whole_answer import WholeAnswer
 from penstock.gateway.records.accounting import RequestAccounting
 from penstock.gateway.records.recorder import GatewayRecorder
-from penstock.gateway.records.token_usage import TokenUsage
+from penstock.gateway.records.token_usage import NO_TOKENS, TokenUsage
 from penstock.gateway.records.trace import Visit
 from penstock.gateway.replicas.dialect_upstream import PreparedRequest
 from penstock.gateway.replicas.replica import Replica, kv_source_header
@@ -237,6 +237,8 @@ class UpstreamRequest:
         """The request is over. Returns the usage that its tenant is charged for; None: for none."""
         self._run = _run_nothing  # or the request and its upstream side would hold each other
         transcript, outcome, services = self._transcript, self.outcome, self._services
+        if not self._routed.surface.is_metered:
+            return NO_TOKENS if charge in (Charge.WHOLE, Charge.SEEN, Charge.PART) else None
         if charge is Charge.SEEN:
             return transcript.usage(outcome) or transcript.guess()
         if charge is Charge.PART:

@@ -28,6 +28,9 @@ class TokenUsage(NamedTuple):
         return price.nanos(self.input_tokens, self.cached_tokens, self.output_tokens, device_s)
 
 
+NO_TOKENS = TokenUsage(0, 0)
+
+
 def find_usage(tail: bytes) -> TokenUsage | None:
     """The last usage in these bytes, in OpenAI's words or in Anthropic's; None: there is none, or it is of nothing."""
     end = len(tail)

@@ -29,7 +29,11 @@ from penstock.observe.trace_context import PARENT, STATE, parse
 from penstock.router.router import Choice
 
 # By surface; all others are chats.
-_OPERATIONS = {"completions": "text_completion"} | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
+_OPERATIONS = (
+    {"completions": "text_completion"}
+    | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
+    | dict.fromkeys(("tokenize", "detokenize", "chat/completions/render", "messages/count_tokens"), "tokenize")
+)
 _MAX_CANDIDATES = 16  # of a pick; of more, the best
 
 

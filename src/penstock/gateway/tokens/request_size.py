@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from penstock.core.errors import ContextLengthExceeded, Overloaded, PenstockError, RequestAborted
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED, ReplicaState
-from penstock.gateway.proxy.request_view import RequestView
+from penstock.gateway.proxy.request_view import UNMETERED, RequestView
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.tokens.byte_hashes import BLOCK_BYTES, byte_names
 from penstock.gateway.tokens.prompt_tokenizer import (
@@ -128,7 +128,9 @@ class Size:
         prompt_tokenizer, n = pool.tokens.prompt_tokenizer, view.choices_per_prompt
         texts = 0 if path in _GENERATES else view.num_texts
         self._num_texts = texts
-        self.is_final = prompt_tokenizer is None or (texts > 0 and path != EMBEDDINGS)  # nothing more exact can be had
+        is_unmetered = path in UNMETERED
+        # Nothing more exact can be had.
+        self.is_final = prompt_tokenizer is None or is_unmetered or (texts > 0 and path != EMBEDDINGS)
         self.choices = choices = texts or (n if path != COMPLETION else view.num_choices)
         n = n if not texts else 1
         self._num_prompts = choices // n
@@ -146,6 +148,8 @@ class Size:
             if not view.has_template_arguments
             else UNBOUNDED
         )
+        if is_unmetered:
+            most = 0
         if path == RESPONSES:
             most += _TERSE
         if texts:
@@ -155,6 +159,8 @@ class Size:
         self.most = most if most < context else context  # tokens of the prompt: a bound, or as many as it has
         estimate = pool.tokens.estimate(len(body))
         self.prompt = estimate if estimate < self.most else self.most  # as such prompts have, or as it has
+        if is_unmetered:
+            self.prompt = 1  # it passes in no time, but nothing that is admitted takes none
 
     def is_in_doubt(self, max_input: int | None) -> bool:
         if self.is_final:
