@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.request import AdapterRef, Request
 from penstock.core.sampling import SamplingParams
+from penstock.core.token_logprobs import read_rows
 from penstock.hub.peft import read_peft
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
@@ -91,3 +92,8 @@ def same_vectors_and_scores(ours: Assembly, theirs: Assembly) -> None:
     for one, other in zip(ours.embedder.embed(TEXTS), theirs.embedder.embed(TEXTS), strict=True):
         np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=2e-5)
     np.testing.assert_allclose(ours.embedder.score(TEXTS, SCORED), theirs.embedder.score(TEXTS, SCORED), atol=2e-4)
+    own, other = (
+        read_rows(b"".join(one.embedder.token_logprobs(TEXTS, 2)), list(map(len, TEXTS)), 2) for one in (ours, theirs)
+    )
+    for some, others in zip(own, other, strict=True):
+        np.testing.assert_allclose([one.logprob for one in some], [one.logprob for one in others], atol=2e-4)

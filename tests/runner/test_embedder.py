@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.core.token_logprobs import read_rows
 from penstock.model.layers import CausalLM
 from penstock.model.loading import load_model
 from penstock.model.ops import KVShape, Ops
@@ -87,6 +88,24 @@ def test_what_is_longer_than_a_step_is_computed_in_parts(theirs: AutoModelForCau
     assert_same(cut.embed(TEXTS), whole.embed(TEXTS))
     texts, scored = [TEXTS[i] for i in (1, 2, 4)], [6, 20, 1]
     np.testing.assert_allclose(cut.score(texts, scored), whole.score(texts, scored), atol=2e-4)
+
+
+def test_every_token_but_the_first_has_its_log_probability_its_rank_and_the_likeliest(
+    theirs: AutoModelForCausalLM, ops: Ops
+) -> None:
+    for most_tokens in (80, 8):  # 8: in parts
+        found = embedder(theirs, ops, most_tokens=most_tokens).token_logprobs(TEXTS, 3)
+        scores = read_rows(b"".join(found), list(map(len, TEXTS)), 3)
+        for text, own in zip(TEXTS, scores, strict=True):
+            with torch.inference_mode():
+                logits = theirs(torch.tensor([text])).logits[0].log_softmax(dim=-1)  # type: ignore[operator]
+            told = logits[:-1].gather(1, torch.tensor(text[1:])[:, None])
+            np.testing.assert_allclose([one.logprob for one in own], told[:, 0], atol=2e-4)
+            for row, one in zip(logits[:-1], own, strict=True):
+                likeliest = row.topk(3).values
+                np.testing.assert_allclose([value for _, value in one.top], likeliest, atol=2e-4)
+                np.testing.assert_allclose([row[token_id] for token_id, _ in one.top], likeliest, atol=2e-4)
+                assert float(row.sort(descending=True).values[one.rank - 1]) == pytest.approx(one.logprob, abs=2e-4)
 
 
 def assert_same(some: list[bytes], others: list[bytes]) -> None:

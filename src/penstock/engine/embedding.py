@@ -27,6 +27,9 @@ class Embedder(Protocol):
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
         """For each the mean log probability of so many of its last tokens."""
 
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
+        """For each the log probabilities of its tokens: see `core.token_logprobs`."""
+
 
 @dataclass
 class _Waiting:
@@ -110,10 +113,10 @@ class EmbedQueue:
 
     def _next_batch(self) -> list[tuple[_Waiting, range]]:
         room = self._embedder.most_tokens if self._embedder is not None else 0
-        is_scored = self._waiting[0].message.scored is not None
+        wanted = _kind(self._waiting[0].message)
         batch: list[tuple[_Waiting, range]] = []
         for one in self._waiting:
-            if (one.message.scored is not None) != is_scored:
+            if _kind(one.message) != wanted:
                 break
             part = one.take(room, at_least=0 if batch else 1)
             if not part:
@@ -125,7 +128,10 @@ class EmbedQueue:
     def _compute(self, batch: list[tuple[_Waiting, range]], texts: list[list[int]]) -> list[bytes]:
         if self._embedder is None:
             raise RuntimeError
-        if batch[0][0].message.scored is None:
+        first = batch[0][0].message
+        if first.num_top is not None:
+            return self._embedder.token_logprobs(texts, first.num_top)
+        if first.scored is None:
             return self._embedder.embed(texts)
         scored = [(one.message.scored or [])[i] for one, part in batch for i in part]
         return [array("f", [score]).tobytes() for score in self._embedder.score(texts, scored)]
@@ -137,3 +143,8 @@ class EmbedQueue:
     def _leave(self, one: _Waiting) -> None:
         self._waiting.remove(one)
         self.num_tokens -= sum(map(len, one.message.texts[one.num_taken :]))
+
+
+def _kind(message: Embed) -> tuple[bool, int | None]:
+    """Messages of one kind can be computed together."""
+    return message.scored is not None, message.num_top

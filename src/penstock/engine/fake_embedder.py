@@ -6,6 +6,8 @@ import math
 from array import array
 from collections.abc import Sequence
 
+from penstock.core.token_logprobs import TokenScore, write_rows
+
 DIMENSIONS = 8
 
 
@@ -14,6 +16,12 @@ def fake_vector(text: Sequence[int]) -> list[float]:
     counts = [1.0 + sum(token_id % DIMENSIONS == i for token_id in text) for i in range(DIMENSIONS)]
     length = math.hypot(*counts)
     return [count / length for count in counts]
+
+
+def fake_score(text: Sequence[int], at: int, num_top: int) -> TokenScore:
+    """Of the token at this place; the likeliest are the one before it and those that follow it in the vocabulary."""
+    top = [(text[at - 1] + place, -1.0 - place) for place in range(num_top)]
+    return TokenScore(-float(text[at]), text[at], top)
 
 
 class FakeEmbedder:
@@ -31,6 +39,11 @@ class FakeEmbedder:
         """The fewer tokens come before those that count, the likelier these are."""
         self._look(texts)
         return [float(count - len(text)) / 10 for text, count in zip(texts, scored, strict=True)]
+
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
+        """By `fake_score`."""
+        self._look(texts)
+        return [write_rows(fake_score(text, at, num_top) for at in range(1, len(text))) for text in texts]
 
     def _look(self, texts: Sequence[Sequence[int]]) -> None:
         if any(self._poison in text for text in texts):

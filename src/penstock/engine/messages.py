@@ -44,11 +44,13 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
     """Whole texts, for one vector each; or, where `scored` says how many of each text's last tokens count, for the mean
-    log probability of these."""
+    log probability of these; or, with `num_top`, for all tokens' log probabilities, as `core.token_logprobs` has them,
+    with so many of the likeliest."""
 
     request_id: str
     texts: list[list[int]]
     scored: list[int] | None = None
+    num_top: int | None = None
     model: str = ""
 
 
@@ -208,7 +210,7 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
     """All that was asked for, at once; or why not."""
 
     request_id: str
-    values: bytes = b""  # float32, text by text
+    values: bytes = b""  # float32, or rows of `core.token_logprobs`, text by text
     device_s: float = 0.0
     error: str | None = None
     model: str = ""

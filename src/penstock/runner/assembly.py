@@ -50,6 +50,8 @@ class Embedder(Protocol):
 
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]: ...
 
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]: ...
+
 
 class Memory(Protocol):
     """Memory that an idle engine can give back: `CpuMemory`, `VirtualMemory`."""

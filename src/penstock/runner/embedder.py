@@ -47,6 +47,9 @@ class EncoderEmbedder:
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
         raise ModelUnsupported("an encoder gives no probabilities")
 
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
+        raise ModelUnsupported("an encoder gives no probabilities")
+
 
 def encoder_embedder(
     checkpoint: EncoderCheckpoint,
@@ -144,6 +147,18 @@ class DecoderEmbedder:
                 found += [float(own.mean()) for own in torch.split(told, counts)]
         return found
 
+    @torch.inference_mode()
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
+        """Of each text but its first token, as `core.token_logprobs` has it."""
+        found: list[bytes] = []
+        for few in self._at_once(texts, [len(text) for text in texts]):
+            batch, counts = Texts.of(few, self._ops.device), [len(text) - 1 for text in few]
+            if parts := self._computed(batch):
+                rows = [_token_rows(logits, told, num_top) for logits, told in self._logits(batch, parts, counts)]
+                whole = torch.cat(rows).cpu() if rows else torch.empty((0, 2 + 2 * num_top), dtype=torch.int32)
+                found += [own.numpy().tobytes() for own in torch.split(whole, counts)]
+        return found
+
     def _at_once(self, items: Sequence[T], lengths: Sequence[int]) -> Iterator[Sequence[T]]:
         """As many as there are blocks for; one text in any case."""
         begin, room = 0, self._most_blocks
@@ -221,7 +236,17 @@ class DecoderEmbedder:
 
     def _log_probabilities(self, texts: Texts, parts: list[_Part], scored: Sequence[int]) -> Tensor:
         """Of so many of each one's last tokens."""
-        model, found = self._model, []
+        return torch.cat(
+            [
+                logits.gather(1, told[:, None]).squeeze(1) - logits.logsumexp(dim=1)
+                for logits, told in self._logits(texts, parts, scored)
+            ]
+        )
+
+    def _logits(self, texts: Texts, parts: list[_Part], scored: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits that tell so many of each one's last tokens, [rows, vocabulary] float32, and these; a few at a time,
+        in the order of the tokens."""
+        model = self._model
         ends = np.cumsum(texts.lengths)
         told = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, scored, strict=True)])
         rows = np.maximum(told - 1, 0)  # what is before a token tells it
@@ -229,13 +254,20 @@ class DecoderEmbedder:
             inside = (rows >= begin) & (rows < begin + batch.num_tokens)
             own_rows, own_told = (torch.from_numpy(ids[inside]).to(self._ops.device) for ids in (rows - begin, told))
             for some, tokens in zip(*(torch.split(ids, _LOGITS) for ids in (own_rows, own_told)), strict=True):
+                if not len(some):
+                    continue
                 logits = self._ops.norm_linear(stream.at(some), model.norm, model.head)
                 if model.config.logit_cap:
                     logits = self._ops.capped(logits, model.config.logit_cap)
-                logits = logits.float()
-                own = logits.gather(1, texts.token_ids[tokens][:, None]).squeeze(1)
-                found.append(own - logits.logsumexp(dim=1))
-        return torch.cat(found)
+                yield logits.float(), texts.token_ids[tokens]
+
+
+def _token_rows(logits: Tensor, told: Tensor, num_top: int) -> Tensor:
+    own, total = logits.gather(1, told[:, None]), logits.logsumexp(dim=1, keepdim=True)
+    ranks = (logits > own).sum(dim=1, keepdim=True) + 1
+    values, ids = logits.topk(num_top, dim=1)
+    floats = [(one - total).contiguous().view(torch.int32) for one in (own, values)]
+    return torch.cat([floats[0], ranks.int(), ids.int(), floats[1]], dim=1)
 
 
 def _tables(needed: Ints) -> Ints:

@@ -61,9 +61,10 @@ class ChoiceText:
         text, _ = self._stops.push(self._detokenizer.push(token_ids))
         return self._calls.push(text) if self._calls is not None else []
 
-    def resumed_characters(self) -> int:
-        """Characters of the tokens whose text another replica sent, each read by itself."""
-        return sum(len(self._tokenizer.token_text(token_id)) for token_id in self._resumed_ids or ())
+    def resumed_text(self) -> bytes:
+        """The text of the tokens that another replica made, whether or not all of it was sent."""
+        skipped, token_bytes = self._detokenizer.skipped_ids, self._tokenizer.token_bytes
+        return b"".join(token_bytes(token_id) for token_id in self._resumed_ids or () if token_id not in skipped)
 
     def read_event(self, event: TokenEvent) -> Piece:
         """The text of an event. A finish that the engine does not know of is a stop string."""
@@ -113,4 +114,5 @@ class ChoiceText:
 
     def _scored(self, token_id: int, logprob: float, top: list[ScoredToken] | None = None) -> ScoredToken:
         raw = self._tokenizer.token_bytes(token_id)
-        return ScoredToken(text=raw.decode(errors="replace"), raw=raw, logprob=logprob, top=top or ())
+        is_shown = token_id not in self._detokenizer.skipped_ids
+        return ScoredToken(raw.decode(errors="replace"), raw, logprob, top or (), is_shown, token_id)

@@ -22,6 +22,7 @@ from penstock.engine.client import EngineClient
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
+from penstock.server.prompt_scores import PromptScores
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tools import Part
 
@@ -79,6 +80,8 @@ class Generation:
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
+        self.num_prompt_logprobs = wanted.num_prompt_logprobs()
+        self.prompt_scores: PromptScores | None = None  # set before it starts, if they are asked for
         self.replayed: Piece | None = None
         self.resumed_whole: list[Piece] = []  # of an answer that is not streamed: all that is known
         self.resumed_pieces: list[Piece] = []  # of a stream whose writer must see them: all before `replayed`
@@ -176,11 +179,13 @@ class Generation:
         num_logprobs = self._requests[0].sampling.num_logprobs
         scored_bytes = 0 if num_logprobs is None else _SCORED_BYTES * (1 + num_logprobs)
         num_repeated = self.num_prompt_tokens * self.options.n
+        if self.num_prompt_logprobs is not None:
+            num_repeated *= 1 + _SCORED_BYTES * (1 + self.num_prompt_logprobs) // _TOKEN_BYTES
         return num_repeated * _TOKEN_BYTES + self.num_output_tokens * (_TOKEN_BYTES + scored_bytes)
 
     @property
     def has_logprobs(self) -> bool:
-        return self._requests[0].sampling.num_logprobs is not None
+        return self._requests[0].sampling.num_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def usage(self) -> Usage:
@@ -194,7 +199,8 @@ class Generation:
     @property
     def cost(self) -> Cost:
         """Its cost so far, of what was made here."""
-        return self._stream.meter.cost if self._stream is not None else Cost()
+        scoring = self.prompt_scores.cost if self.prompt_scores is not None else Cost()
+        return self._stream.meter.cost + scoring if self._stream is not None else scoring
 
     @property
     def num_made_here(self) -> int:
@@ -202,11 +208,11 @@ class Generation:
         return self.num_output_tokens - self.num_resumed_tokens
 
     @property
-    def resumed_characters(self) -> dict[int, int]:
-        """Characters before the next log probabilities of each choice, if another replica began them."""
+    def resumed_texts(self) -> dict[int, bytes]:
+        """The text before the next log probabilities of each choice, if another replica began them."""
         if not self.num_resumed_tokens or self._requests[0].sampling.num_logprobs is None:
             return {}
-        return {index: text.resumed_characters() for index, text in enumerate(self._choices.values())}
+        return {index: text.resumed_text() for index, text in enumerate(self._choices.values())}
 
     def start(self, engine: EngineClient, *, max_open: int) -> None:
         if engine.num_open + self.num_choices > max_open:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
+
+import msgspec
 
 from penstock.api import sse
 from penstock.api.asgi import Request, Route
@@ -13,6 +16,7 @@ from penstock.api.openai import (
     ChatChunks,
     Choice,
     CompletionChunks,
+    CompletionRequest,
     ModelCard,
     ResponseHead,
     ScoredToken,
@@ -48,7 +52,12 @@ class CompletionWriter:
         self._generation = generation
 
     def opening(self) -> list[bytes]:
-        return [sse.event(self._chunks.text(index, text)) for index, text in enumerate(self._echoed) if text]
+        scored = self._echoed_scores
+        return [
+            sse.event(self._chunks.text(index, text, scored[index]))
+            for index, text in enumerate(self._echoed)
+            if text or scored[index]
+        ]
 
     def events(self, piece: Piece) -> list[bytes]:
         events = []
@@ -67,14 +76,57 @@ class CompletionWriter:
         for piece in pieces:
             by_choice[piece.index].append(piece)
         choices = [self._choice(index, found) for index, found in enumerate(by_choice)]
-        return self._whole(self._head, choices, self._generation.usage)
+        return self._whole(self._head, self._shown(choices), self._generation.usage)
 
     def failure(self, error: PenstockError) -> list[bytes]:
         return []
 
     def _choice(self, index: int, pieces: list[Piece]) -> Choice:
         text = self._echoed[index] + "".join(piece.text for piece in pieces)
-        return Choice(index, text, pieces[-1].finish or FinishReason.STOP, _logprobs(pieces))
+        scored = _logprobs(pieces)
+        if scored is not None:
+            scored = [*(self._echoed_scores[index] or ()), *scored]
+        asked = self._prompt_logprobs(index)
+        return Choice(index, text, pieces[-1].finish or FinishReason.STOP, scored, prompt_logprobs=asked)
+
+    def _shown(self, choices: list[Choice]) -> list[Choice]:
+        """The best of each prompt's choices by their log probability per token, if there are more than are wanted."""
+        wanted = self._prepared.wanted
+        if not isinstance(wanted, CompletionRequest) or not wanted.is_chosen():
+            return choices
+        made, found = self._generation.options.n, list[Choice]()
+        for begin in range(0, len(choices), made):
+            best = sorted(choices[begin : begin + made], key=self._mean_logprob, reverse=True)
+            found += best[: wanted.n or 1]
+        hidden = {"logprobs": None} if wanted.logprobs is None else {}
+        return [msgspec.structs.replace(choice, index=index, **hidden) for index, choice in enumerate(found)]
+
+    def _mean_logprob(self, choice: Choice) -> float:
+        """Of the answer's own tokens; one without any comes last."""
+        made = (choice.logprobs or ())[len(self._echoed_scores[choice.index] or ()) :]
+        known = [token.logprob for token in made if token.logprob is not None]
+        return sum(known) / len(known) if known else -math.inf
+
+    def _prompt_logprobs(self, index: int) -> list[ScoredToken] | None:
+        """Where they are asked for by that name, with as many alternatives as are asked for there."""
+        num_top = self._prepared.wanted.prompt_logprobs
+        return None if num_top is None else self._prompt_scores(index, num_top)
+
+    def _prompt_scores(self, index: int, num_top: int) -> list[ScoredToken]:
+        scores = self._generation.prompt_scores
+        assert scores is not None
+        own = scores.prompts[index // self._generation.options.n]
+        return [msgspec.structs.replace(token, top=token.top[:num_top]) for token in own]
+
+    @cached_property
+    def _echoed_scores(self) -> list[list[ScoredToken] | None]:
+        """Log probabilities of the prompt that each choice begins with, if it does and they are asked for."""
+        wanted, num_choices = self._prepared.wanted, self._generation.num_choices
+        if not isinstance(wanted, CompletionRequest) or not wanted.echo or wanted.logprobs is None:
+            return [None] * num_choices
+        return [
+            _as_echoed(self._prompt_scores(index, wanted.logprobs), self._echoed[index]) for index in range(num_choices)
+        ]
 
     @cached_property
     def _echoed(self) -> list[str]:
@@ -92,8 +144,9 @@ class CompletionWriter:
     @cached_property
     def _chunks(self) -> ChatChunks | CompletionChunks:
         chunks = CompletionChunks(self._head, **self._usage_options())
-        for index, num_characters in self._generation.resumed_characters.items():
-            chunks.resume(index, num_characters)
+        for index, text in self._generation.resumed_texts.items():
+            is_echoed = self._echoed_scores[index] is not None
+            chunks.resume(index, (self._echoed[index].encode() if is_echoed else b"") + text)
         return chunks
 
 
@@ -138,6 +191,7 @@ class ToolChatWriter(ChatWriter):
             "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
             _logprobs(pieces),
             [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
+            self._prompt_logprobs(index),
         )
 
     def _call(self, index: int, called: WholeCall) -> Call:
@@ -155,6 +209,14 @@ class ToolChatWriter(ChatWriter):
                 return self._chunks.arguments(index, number, text, logprobs)
             case CallEnded():
                 return None
+
+
+def _as_echoed(tokens: list[ScoredToken], text: str) -> list[ScoredToken]:
+    """Tokens of a prompt as its text shows them: a first space that is the tokenizer's own mark is no part of it."""
+    first = next((at for at, token in enumerate(tokens) if token.is_shown and token.raw), None)
+    if first is not None and tokens[first].raw.startswith(b" ") and not text.startswith(" "):
+        tokens[first] = msgspec.structs.replace(tokens[first], raw=tokens[first].raw[1:])
+    return tokens
 
 
 def _logprobs(pieces: list[Piece]) -> list[ScoredToken] | None:

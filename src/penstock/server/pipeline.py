@@ -25,6 +25,7 @@ from penstock.server.gateway_headers import GatewayHeaders, GatewayTrust
 from penstock.server.generation import Generation, Times
 from penstock.server.offload import Offload
 from penstock.server.prepare import Parse, PreparedRequest, Preparer
+from penstock.server.prompt_scores import score_prompts
 from penstock.server.recorder import Recorder
 
 
@@ -90,9 +91,24 @@ class Pipeline:
             relayed_as = headers.origin.id if is_relayed else ""
             with generation, self._drain.admit(generation, relayed_as):
                 record.follow(generation)
+                if generation.num_prompt_logprobs is not None:
+                    await request.while_connected(self._score_and_write(api, request, sink, prepared, generation))
+                    return
                 generation.start(self._engine, max_open=self._max_open)
                 writer = api.writer(prepared, generation)
                 await request.while_connected(self._write(request, sink, headers, generation, writer))
+
+    async def _score_and_write(
+        self, api: Api, request: Request, sink: Sink, prepared: PreparedRequest, generation: Generation
+    ) -> None:
+        """An answer that tells the log probabilities of its prompt, which are found first."""
+        assert generation.num_prompt_logprobs is not None
+        generation.prompt_scores = await score_prompts(
+            prepared.model, self._engine, prepared.prompts, generation.num_prompt_logprobs, new_id(request.id)
+        )
+        self._drain.check()
+        generation.start(self._engine, max_open=self._max_open)
+        await self._write(request, sink, prepared.headers, generation, api.writer(prepared, generation))
 
     async def count_tokens(
         self, parse: Callable[[bytes], ChatRequest], write: Callable[[int], bytes], request: Request, sink: Sink

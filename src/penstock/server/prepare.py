@@ -29,6 +29,7 @@ from penstock.hub.watermarks import WatermarkFile
 from penstock.server.gateway_headers import GatewayHeaders
 from penstock.server.guides import GuideTrials
 from penstock.server.offload import Offload
+from penstock.server.prompt_scores import check_scored
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.prompt_encoder import render
@@ -140,7 +141,8 @@ class Preparer:
             if cuts_output:
                 model.check_output(wanted.output_limit())
             calling = ToolCalling.from_chat(wanted, model) if wanted.may_call() else None
-        _check_choices(wanted.n or 1, prompts, max_open=self._max_open)
+        _check_choices(wanted.num_choices(), prompts, max_open=self._max_open)
+        check_scored(model, wanted, prompts)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
         asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
         return PreparedRequest(
@@ -196,7 +198,7 @@ class Preparer:
 
     def _echoed(self, request: CompletionRequest, prompts: list[list[int]]) -> list[str]:
         echoed = [self._model.tokenizer.decode(prompt_ids) for prompt_ids in prompts]
-        if sum(map(len, echoed)) * (request.n or 1) > _MAX_ECHOED:
+        if sum(map(len, echoed)) * request.num_choices() > _MAX_ECHOED:
             raise InvalidRequest(
                 f"echo: the prompts of all choices have more than {_MAX_ECHOED} characters", param="echo"
             )

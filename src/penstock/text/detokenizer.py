@@ -27,11 +27,13 @@ class Detokenizer:
         """`prompt_ids` are what the text goes on from: only a text that starts from nothing drops its first space,
         and a character may begin in the prompt. `kept_ids` are special tokens that are not skipped."""
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
         if kept_ids:
-            self._skipped -= kept_ids
+            self.skipped_ids -= kept_ids
         self._pending = b""
-        self._drops_space = tokenizer.drops_leading_space and all(token_id in self._skipped for token_id in prompt_ids)
+        self._drops_space = tokenizer.drops_leading_space and all(
+            token_id in self.skipped_ids for token_id in prompt_ids
+        )
         self.push(prompt_ids[-_MAX_BYTES_OF_A_CHARACTER:])
 
     def copy(self) -> Detokenizer:
@@ -40,7 +42,7 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text these tokens settle: no later token can change it."""
-        token_bytes, skipped = self._token_bytes, self._skipped
+        token_bytes, skipped = self._token_bytes, self.skipped_ids
         data = self._pending + b"".join([token_bytes(token_id) for token_id in ids if token_id not in skipped])
         if self._drops_space and data:
             data = data.removeprefix(b" ")

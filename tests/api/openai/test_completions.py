@@ -60,7 +60,7 @@ def test_logprobs_are_a_number() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"echo": True, "logprobs": 1}, "echo"), ({"best_of": 2}, "best_of"), ({"suffix": "the end"}, "suffix")],
+    [({"suffix": "the end"}, "suffix")],
 )
 def test_what_is_not_built_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
@@ -82,3 +82,43 @@ def test_the_number_of_choices_of_all_prompts_together_is_limited() -> None:
 def test_every_parameter_the_openai_client_can_send_is_known() -> None:
     sent = openai_params.CompletionCreateParamsStreaming.__annotations__.keys()
     assert set(sent) <= set(CompletionRequest.__struct_encode_fields__)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"prompt": ["a"] * 600, "best_of": 2}, "prompt"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ],
+)
+def test_what_cannot_be_had_together_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, None),
+        ({"echo": True}, None),
+        ({"logprobs": 3}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 3),
+        ({"prompt_logprobs": 2}, 2),
+    ],
+)
+def test_prompts_are_scored_for_an_echo_with_logprobs_and_where_that_is_asked_for(fields: Any, count: Any) -> None:
+    assert parse(**fields).num_prompt_logprobs() == count
+
+
+def test_the_best_are_found_by_their_log_probabilities() -> None:
+    assert parse(best_of=3).num_logprobs() == 0
+    assert parse(best_of=3, logprobs=2).num_logprobs() == 2
+    assert parse(best_of=1).num_logprobs() is None
+    assert parse(best_of=3, n=2).to_options(100).n == 3

@@ -1,5 +1,6 @@
 """Whole answers, read with the official client's own models."""
 
+import json
 import math
 
 from openai.types import Completion
@@ -67,6 +68,15 @@ def test_parts_of_a_character_begin_where_it_does_and_are_told_apart() -> None:
 
 def scored(raw: bytes) -> ScoredToken:
     return ScoredToken(raw.decode(errors="replace"), raw, -2.0)
+
+
+def test_offsets_pass_over_tokens_that_are_not_shown_and_stay_inside_a_text_that_a_stop_string_cut() -> None:
+    hidden = ScoredToken("<s>", b"<s>", -1.0, is_shown=False)
+    tokens = [hidden, scored(b"ab"), hidden, scored(b"c"), scored(b"the end"), scored(b"!")]
+    assert completion_logprobs(tokens)["text_offset"] == [0, 0, 2, 2, 3, 10]
+    choice = Choice(0, "abc", FinishReason.STOP, tokens)
+    answer = json.loads(text_completion(HEAD, [choice], Usage.of(1, 6)))
+    assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 0, 2, 2, 3, 3]
 
 
 def test_ids_are_of_their_kind_and_never_repeat() -> None:

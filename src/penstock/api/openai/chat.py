@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
-from penstock.api.openai.generation import GenerationRequest, PositiveCount
+from penstock.api.openai.generation import MAX_LOGPROBS, GenerationRequest, PositiveCount
 from penstock.api.openai.tools import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -91,7 +91,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     max_completion_tokens: PositiveCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # Extensions: how the template is applied.
     add_generation_prompt: bool | None = None

@@ -50,8 +50,8 @@ class ChatChunks:
     def __init__(self, head: ResponseHead, *, include_usage: bool = False, usage_now: UsageNow | None = None) -> None:
         self._frame = _Frame(head, "chat.completion.chunk", include_usage, usage_now)
 
-    def resume(self, index: int, num_characters: int) -> None:
-        """The tokens that come next are scored after so many characters of others; here nobody asks where."""
+    def resume(self, index: int, before: bytes) -> None:
+        """The tokens that come next are scored after the text of others; here nobody asks where."""
 
     def start(self, index: int, text: str | None = "") -> bytes:
         """`text` is None where there may be calls instead of one."""
@@ -97,9 +97,9 @@ class CompletionChunks:
         self._frame = _Frame(head, "text_completion", include_usage, usage_now)
         self._text_offsets: dict[int, TextOffsets] = {}  # of the scored tokens of each choice
 
-    def resume(self, index: int, num_characters: int) -> None:
-        """The tokens that come next are scored after so many characters of others."""
-        self._text_offsets[index] = TextOffsets(num_characters)
+    def resume(self, index: int, before: bytes) -> None:
+        """The tokens that come next are scored after the text of others."""
+        self._text_offsets[index] = TextOffsets(before)
 
     def start(self, index: int) -> bytes | None:
         return None

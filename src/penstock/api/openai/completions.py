@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api.decoding import NotBuilt, Refused, decode
-from penstock.api.openai.generation import GenerationRequest, TokenId, check_token_ids
-from penstock.core.errors import UnsupportedParameter
+from penstock.api.openai.generation import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest, TokenId, check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 MAX_TOTAL_CHOICES = 1024  # prompts times n
@@ -22,26 +21,37 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
 
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # OpenAI stops at 5
-    best_of: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None  # OpenAI stops at 5
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, NotBuilt("")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.prompt, list) and len(set(map(type, self.prompt))) > 1:
             raise Refused("prompt", "expected only strings, only token ids or only lists of token ids, got a mixture")
-        if self.best_of not in (None, self.n or 1):
-            raise Refused("best_of", "is only supported when it equals n", UnsupportedParameter)
-        if self.echo and self.logprobs is not None:
-            raise Refused("echo", "is not supported together with logprobs", UnsupportedParameter)
-        if len(self._prompts()) * (self.n or 1) > MAX_TOTAL_CHOICES:
-            raise Refused("prompt", f"asks for more than {MAX_TOTAL_CHOICES} choices, n for each prompt")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise Refused("best_of", f"must not be less than n, {self.n}")
+        if self.stream and self.is_chosen():
+            raise Refused("best_of", "cannot be streamed: the best are known at the end")
+        if len(self._prompts()) * self.num_choices() > MAX_TOTAL_CHOICES:
+            raise Refused("prompt", f"asks for more than {MAX_TOTAL_CHOICES} choices, n or best_of for each prompt")
 
     def output_limit(self) -> int:
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
+    def num_choices(self) -> int:
+        return self.best_of or self.n or 1
+
+    def is_chosen(self) -> bool:
+        """Whether only the best of the choices are shown."""
+        return self.num_choices() > (self.n or 1)
+
     def num_logprobs(self) -> int | None:
-        return self.logprobs
+        return 0 if self.logprobs is None and self.is_chosen() else self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in asked if count is not None), default=None)
 
     def prompts(self, vocab_size: int) -> list[Prompt]:
         """Every prompt, in order. Raises InvalidRequest for token ids that do not exist."""

@@ -32,6 +32,7 @@ MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
 MAX_BIASES = 1024  # OpenAI allows 300; each choice has them all
 MAX_BIAS = 100
+MAX_LOGPROBS = 20  # alternatives of a token
 _TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_ECHO = 40  # characters of the client's own words that an error repeats
 
@@ -54,7 +55,6 @@ _SAME_IN_SAMPLING = (
     "seed",
 )
 _SAME_IN_OPTIONS = (
-    "n",
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
@@ -121,6 +121,7 @@ class GenerationRequest(WireStruct):
     truncate_prompt_tokens: PositiveCount | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     watermark: Annotated[str, Meta(min_length=1, max_length=63)] | None = None  # penstock's own
 
     # Labels for the client's own books: they change nothing here.
@@ -147,6 +148,8 @@ class GenerationRequest(WireStruct):
         super().__post_init__()
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options", "is only allowed when stream is true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise Refused("prompt_logprobs", "is not available in a stream")
         self._check_biases()
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
@@ -178,6 +181,14 @@ class GenerationRequest(WireStruct):
         """As in SamplingParams; each endpoint has its own way to ask for them."""
         return None
 
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives of each token of the prompt; None: nothing is asked of these."""
+        return self.prompt_logprobs
+
+    def num_choices(self) -> int:
+        """Choices that are made of each prompt."""
+        return self.n or 1
+
     def to_sampling(self, vocab_size: int, *, fallback_seed: int) -> SamplingParams:
         """`fallback_seed` is used when the client gave none. Raises InvalidRequest for tokens that do not exist."""
         biases = {int(key): bias for key, bias in (self.logit_bias or {}).items()}
@@ -194,6 +205,7 @@ class GenerationRequest(WireStruct):
         check_token_ids(self.stop_token_ids or (), vocab_size, "stop_token_ids")
         return GenerationOptions(
             max_tokens=self.output_limit(),
+            n=self.num_choices(),
             stop=self.stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             priority=_priority(self.priority),

@@ -1,6 +1,6 @@
 """What one answer is made of, and the whole-answer objects: chat.completion and text_completion, as bytes.
 
-Answers in pieces are `chunks.py`. Text arrives here ready made: this module has never seen a token id.
+Answers in pieces are `chunks.py`. Text arrives here ready made; ids of tokens are told, and nothing is done with them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
     text: str
     raw: bytes  # one token may be part of a character, which `text` cannot show
-    logprob: float
+    logprob: float | None  # None: of a prompt's first token
     top: Sequence[ScoredToken] = ()
+    is_shown: bool = True  # its text is in the answer; a special token's is not
+    token_id: int = -1
+    rank: int | None = None  # 1: the likeliest; None: not known
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -74,6 +77,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish: Finish
     logprobs: Sequence[ScoredToken] | None = None
     calls: Sequence[Call] = ()
+    prompt_logprobs: Sequence[ScoredToken] | None = None  # where they are asked for by that name
 
 
 def new_id(kind: str) -> str:
@@ -91,7 +95,10 @@ def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
         }
         for choice in choices
     ]
-    return encode(envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage})
+    answer = envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage}
+    if choices and choices[0].prompt_logprobs is not None:  # all have the same prompt
+        answer["prompt_logprobs"] = _encoded_list(prompt_logprobs(choices[0].prompt_logprobs))
+    return encode(answer)
 
 
 def call_object(call: Call) -> dict[str, Any]:
@@ -110,12 +117,38 @@ def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
         {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": None if choice.logprobs is None else _encoded(completion_logprobs(choice.logprobs)),
+            "logprobs": None if choice.logprobs is None else _encoded(_text_logprobs(choice)),
             "finish_reason": choice.finish,
+            **_prompt_logprobs_of(choice),
         }
         for choice in choices
     ]
     return encode(envelope(head, "text_completion") | {"choices": wire_choices, "usage": usage})
+
+
+def _text_logprobs(choice: Choice) -> dict[str, Any]:
+    """Tokens that a stop string cut off begin where the text ends."""
+    assert choice.logprobs is not None
+    found = completion_logprobs(choice.logprobs)
+    return found | {"text_offset": [min(offset, len(choice.text)) for offset in found["text_offset"]]}
+
+
+def _prompt_logprobs_of(choice: Choice) -> dict[str, Any]:
+    if choice.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": _encoded_list(prompt_logprobs(choice.prompt_logprobs))}
+
+
+def prompt_logprobs(tokens: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
+    """vLLM's: for each token, by id, itself and the likeliest in its place; nothing for the first."""
+    return [
+        {str(one.token_id): _ranked(one) for one in (*token.top, token)} if token.logprob is not None else None
+        for token in tokens
+    ]
+
+
+def _ranked(token: ScoredToken) -> dict[str, Any]:
+    return {"logprob": _finite(token.logprob), "rank": token.rank, "decoded_token": token.text}
 
 
 def envelope(head: ResponseHead, kind: str) -> dict[str, Any]:
@@ -147,14 +180,16 @@ class TextOffsets:
     """Where tokens begin in the text of a choice, in characters. A character may be made of several tokens: each of
     them begins where it does."""
 
-    def __init__(self, start: int = 0) -> None:
-        self._next = start
+    def __init__(self, before: bytes = b"") -> None:
+        """`before`: the text of earlier tokens."""
         self._decoder = _new_decoder(errors="replace")
+        self._next = len(self._decoder.decode(before))
 
     def place(self, token: ScoredToken) -> int:
         """The offset of the next token."""
         begin = self._next
-        self._next += len(self._decoder.decode(token.raw))
+        if token.is_shown:
+            self._next += len(self._decoder.decode(token.raw))
         return begin
 
 
@@ -164,7 +199,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], offsets: TextOffsets | No
     return {
         "tokens": [_as_text(token) for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": [_by_text(token) for token in tokens],
+        "top_logprobs": [_by_text(token) if token.logprob is not None else None for token in tokens],
         "text_offset": [offsets.place(token) for token in tokens],
     }
 
@@ -183,13 +218,13 @@ def _chat_token(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
 
-def _by_text(token: ScoredToken) -> dict[str, float]:
+def _by_text(token: ScoredToken) -> dict[str, float | None]:
     """The alternatives, and the chosen token even if it is not among them; of equal texts the likeliest counts."""
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for candidate in (*token.top, token):
         found.setdefault(_as_text(candidate), _finite(candidate.logprob))
     return found
 
 
-def _finite(logprob: float) -> float:
-    return max(_LOWEST_LOGPROB, logprob)
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(_LOWEST_LOGPROB, logprob)

@@ -122,9 +122,10 @@ class _Calls:
             case ClearSlot(slot):
                 assert assembly.adapters is not None
                 assembly.adapters.clear(slot)
-            case EmbedTexts(texts):
+            case EmbedTexts(texts, num_top):
                 assert assembly.embedder is not None
-                vectors = assembly.embedder.embed(texts)
+                embedder = assembly.embedder
+                vectors = embedder.embed(texts) if num_top is None else embedder.token_logprobs(texts, num_top)
                 if self._answers:
                     self._connection.send(Vectors(vectors))
             case ScoreTexts(texts, scored):

@@ -105,6 +105,12 @@ class LedEmbedder:
             own = self._own.score(texts, scored)
         return self._leader.scores() if self._is_pipeline else own
 
+    def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
+        self._leader.tell(EmbedTexts([list(text) for text in texts], num_top))
+        with in_step(self._leader.run):
+            own = self._own.token_logprobs(texts, num_top)
+        return self._leader.vectors() if self._is_pipeline else own
+
 
 class LedExperts:
     def __init__(self, own: Experts, leader: Leader) -> None:

@@ -92,7 +92,7 @@ class AdapterRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class Vectors(msgspec.Struct, frozen=True, tag=True):
-    """Vectors of texts, by the last stage of a pipeline."""
+    """Vectors of texts, or their tokens' log probabilities, by the last stage of a pipeline."""
 
     vectors: list[bytes]
 
@@ -156,6 +156,7 @@ class ClearSlot(msgspec.Struct, frozen=True, tag=True):
 
 class EmbedTexts(msgspec.Struct, frozen=True, tag=True):
     texts: list[list[int]]
+    num_top: int | None = None  # log probabilities of the tokens are wanted, with so many of the likeliest
 
 
 class ScoreTexts(msgspec.Struct, frozen=True, tag=True):
