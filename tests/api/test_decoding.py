@@ -123,7 +123,7 @@ def only_invalid_request(body: bytes) -> None:
             if isinstance(request, ChatRequest):
                 request.conversation()
             else:
-                request.prompts(100)
+                request.prompts(100, None)
 
 
 @given(BODIES | JSON)

@@ -40,6 +40,23 @@ def draw(logits: Sequence[float], params: SamplingParams, count: int) -> list[in
     return choose(logits, *(spec(params, position) for position in range(count)))
 
 
+# -- what may come
+
+
+def test_only_allowed_tokens_come_also_where_tokens_are_drawn() -> None:
+    assert choose(LOGITS, spec(SamplingParams(temperature=0.0, allowed_ids=[1, 3, 5]))) == [3]
+    assert set(draw(LOGITS, SamplingParams(allowed_ids=[1, 3, 5]), 50)) == {1, 3, 5}
+    assert set(draw(LOGITS, SamplingParams(allowed_ids=[1, 3], top_k=1), 20)) == {3}
+
+
+def test_a_bad_word_does_not_end_and_its_beginning_may_come() -> None:
+    params = SamplingParams(temperature=0.0, bad_words=[[7, 4], [6]])
+    assert params.looks_back
+    assert choose(LOGITS, spec(params, history=[7], prompt_len=1)) == [4], "the prompt is no part of the answer"
+    assert choose(LOGITS, spec(params, history=[0, 7], prompt_len=1)) == [0], "6 is a bad word by itself"
+    assert not SamplingParams(bad_words=[[6]]).looks_back
+
+
 # -- the random numbers ----------------------------------------------------------------------------------------------
 
 

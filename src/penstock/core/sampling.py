@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.core.watermark import Watermark
@@ -19,6 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seed: int = 0  # always set: the edge draws one when the client did not
     num_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only; k: the k best too
     watermark: Watermark | None = None
+    allowed_ids: list[int] = []  # nothing else may come; empty: anything may
+    bad_words: list[list[int]] = []  # token ids that may not come in a row, in the answer
 
     @property
     def is_greedy(self) -> bool:
@@ -31,7 +35,16 @@ class SamplingParams(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def looks_back(self) -> bool:
         """Whether the next token depends on which ones came before in a way only the host knows."""
-        return self.has_penalties or self.watermark is not None
+        has_long_words = any(len(word) > 1 for word in self.bad_words)
+        return self.has_penalties or self.watermark is not None or has_long_words
+
+    def words_ending(self, output: Sequence[int]) -> list[int]:
+        """Tokens that would end a bad word after this output."""
+        return [
+            last
+            for *before, last in self.bad_words
+            if not before or (len(output) >= len(before) and list(output[-len(before) :]) == before)
+        ]
 
 
 def keyed_uniform(seed: int, position: int) -> float:

@@ -156,6 +156,11 @@ class FakeRunner:
         token_id = state.token(self._vocab_size)
         if spec.mask is not None:
             token_id = _nearest(token_id, spec.mask.bits())
+        if params.allowed_ids:
+            token_id = min(params.allowed_ids, key=lambda one: (one - token_id) % self._vocab_size)
+        banned = params.words_ending(spec.history[spec.prompt_len :])
+        while token_id in banned:
+            token_id = (token_id + 1) % self._vocab_size
         if params.num_logprobs is None:
             return Sampled([token_id])
         return Sampled([token_id], [fake_logprobs(token_id, self._vocab_size, params.num_logprobs)])

@@ -53,6 +53,8 @@ def reshapes(spec: SampleSpec) -> bool:
         or params.logit_bias
         or spec.banned_ids
         or params.has_penalties
+        or params.allowed_ids
+        or params.bad_words
         or params.watermark is not None
     )
 
@@ -72,8 +74,13 @@ def reshape(row: Tensor, spec: SampleSpec) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=row.device)
         row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
-    if spec.banned_ids:
-        row[list(spec.banned_ids)] = -torch.inf
+    if banned := [*spec.banned_ids, *params.words_ending(spec.history[spec.prompt_len :])]:
+        row[banned] = -torch.inf
+    if params.allowed_ids:
+        allowed = torch.tensor(params.allowed_ids, device=row.device)
+        values = row[allowed]
+        row.fill_(-torch.inf)
+        row[allowed] = values
 
 
 def _draw(logits: Tensor, specs: list[SampleSpec]) -> list[int]:

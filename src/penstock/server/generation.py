@@ -87,6 +87,8 @@ class Generation:
         self.resumed_pieces: list[Piece] = []  # of a stream whose writer must see them: all before `replayed`
         self.resumed_parts: dict[int, list[Part]] = {}  # per choice, before `replayed`; where tools may be called
         sampling = wanted.to_sampling(vocab_size, fallback_seed=headers.origin.seed)
+        if prepared.bad_words:
+            sampling = msgspec.structs.replace(sampling, bad_words=prepared.bad_words)
         if prepared.watermark is not None:
             if sampling.is_greedy and wanted.watermark is not None and prepared.watermark.scheme is Scheme.GUMBEL:
                 raise InvalidRequest(
@@ -99,6 +101,11 @@ class Generation:
         stop_token_ids = set(self.options.stop_token_ids)
         if not self.options.ignore_eos:
             stop_token_ids.update(model.config.eos_token_ids)
+        if self.options.min_tokens and sampling.allowed_ids and stop_token_ids.issuperset(sampling.allowed_ids):
+            raise InvalidRequest(
+                "allowed_token_ids: all of them end the answer, which must have min_tokens first",
+                param="allowed_token_ids",
+            )
         outputs = headers.resume.outputs() if headers.resume else {}
         priority = headers.tenancy.priority_of(None if wanted.priority is None else self.options.priority)
         # A guide that the engine finds it cannot follow is an error of the field that brought it.

@@ -52,15 +52,16 @@ class CompletionWriter:
         self._generation = generation
 
     def opening(self) -> list[bytes]:
-        scored = self._echoed_scores
-        return [
-            sse.event(self._chunks.text(index, text, scored[index]))
-            for index, text in enumerate(self._echoed)
-            if text or scored[index]
-        ]
+        scored, events = self._echoed_scores, []
+        for index, text in enumerate(self._echoed):
+            if (started := self._completion_chunks.start(index, self._prompt_ids(index))) is not None:
+                events.append(sse.event(started))
+            if text or scored[index]:
+                events.append(sse.event(self._chunks.text(index, text, scored[index])))
+        return events
 
     def events(self, piece: Piece) -> list[bytes]:
-        events = []
+        events = self._ids_event(piece)
         if piece.text or piece.logprobs:
             events.append(sse.event(self._chunks.text(piece.index, piece.text, piece.logprobs)))
         if piece.finish is not None:
@@ -86,8 +87,23 @@ class CompletionWriter:
         scored = _logprobs(pieces)
         if scored is not None:
             scored = [*(self._echoed_scores[index] or ()), *scored]
-        asked = self._prompt_logprobs(index)
-        return Choice(index, text, pieces[-1].finish or FinishReason.STOP, scored, prompt_logprobs=asked)
+        return Choice(index, text, pieces[-1].finish or FinishReason.STOP, scored, **self._asked_for(index, pieces))
+
+    def _asked_for(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
+        """Members of a choice that are there if they are asked for by name."""
+        prompt_ids = self._prompt_ids(index)
+        ids = None if prompt_ids is None else [token_id for piece in pieces for token_id in piece.token_ids]
+        return {"prompt_logprobs": self._prompt_logprobs(index), "prompt_ids": prompt_ids, "token_ids": ids}
+
+    def _prompt_ids(self, index: int) -> list[int] | None:
+        if not self._prepared.wanted.return_token_ids:
+            return None
+        return self._prepared.prompts[index // self._generation.options.n]
+
+    def _ids_event(self, piece: Piece) -> list[bytes]:
+        if not self._prepared.wanted.return_token_ids or not piece.token_ids:
+            return []
+        return [sse.event(self._chunks.ids(piece.index, piece.token_ids))]
 
     def _shown(self, choices: list[Choice]) -> list[Choice]:
         """The best of each prompt's choices by their log probability per token, if there are more than are wanted."""
@@ -141,8 +157,12 @@ class CompletionWriter:
         usage_now = (lambda: generation.usage) if generation.options.continuous_usage else None
         return {"include_usage": generation.options.include_usage, "usage_now": usage_now}
 
-    @cached_property
+    @property
     def _chunks(self) -> ChatChunks | CompletionChunks:
+        return self._completion_chunks
+
+    @cached_property
+    def _completion_chunks(self) -> CompletionChunks:
         chunks = CompletionChunks(self._head, **self._usage_options())
         for index, text in self._generation.resumed_texts.items():
             is_echoed = self._echoed_scores[index] is not None
@@ -158,7 +178,10 @@ class ChatWriter(CompletionWriter):
     _first_text: str | None = ""
 
     def opening(self) -> list[bytes]:
-        started = [self._chunks.start(index, self._first_text) for index in range(self._generation.num_choices)]
+        started = [
+            self._chunks.start(index, self._first_text, self._prompt_ids(index) if index == 0 else None)
+            for index in range(self._generation.num_choices)
+        ]
         return [sse.event(chunk) for chunk in started]
 
     @cached_property
@@ -181,7 +204,7 @@ class ToolChatWriter(ChatWriter):
             found.append(self._chunks.text(piece.index, "", logprobs))
         if piece.finish is not None:
             found.append(self._chunks.finish(piece.index, "tool_calls" if piece.is_calling else piece.finish))
-        return [sse.event(chunk) for chunk in found]
+        return self._ids_event(piece) + [sse.event(chunk) for chunk in found]
 
     def _choice(self, index: int, pieces: list[Piece]) -> Choice:
         blocks, last = joined_parts(part for piece in pieces for part in piece.parts or ()), pieces[-1]
@@ -191,7 +214,7 @@ class ToolChatWriter(ChatWriter):
             "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
             _logprobs(pieces),
             [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
-            self._prompt_logprobs(index),
+            **self._asked_for(index, pieces),
         )
 
     def _call(self, index: int, called: WholeCall) -> Call:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.api.openai import ChatRequest, CompletionRequest
@@ -72,6 +72,7 @@ class PreparedRequest:
     watermark: Watermark | None = None
     original: object = None
     replays: bool = False
+    bad_words: list[list[int]] = field(default_factory=list)
 
 
 class Preparer:
@@ -145,6 +146,8 @@ class Preparer:
         check_scored(model, wanted, prompts)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
         asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
+        if asked is not None:
+            _check_unbarred(wanted, asked)
         return PreparedRequest(
             model,
             wanted,
@@ -157,7 +160,13 @@ class Preparer:
             asked,
             original=parsed.original,
             replays=parsed.replays,
+            bad_words=self._bad_words(wanted.bad_words or []),
         )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        """The tokens of each word, at the beginning of a text and after a space."""
+        texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}") if text.strip()]
+        return self._model.tokenizer.encode_batch(texts, add_special_tokens=False)
 
     def _chat(self, request: ChatRequest, given: list[list[int]] | None) -> list[list[int]]:
         """`given` is the prompt as a gateway rendered and tokenized it."""
@@ -187,7 +196,7 @@ class Preparer:
         return self._model.tokenizer.count([text], add_special_tokens=False)[0]
 
     def _completion(self, request: CompletionRequest, given: list[list[int]] | None) -> list[list[int]]:
-        prompts = request.prompts(self._model.config.vocab_size)
+        prompts = request.prompts(self._model.config.vocab_size, self._model.tokenizer.fill_in)
         _check_given(given, len(prompts))
         prompts = [*given] if given else prompts
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -220,6 +229,13 @@ class Preparer:
         self._model.check_prompt_text(text, "messages", contexts=MAX_CONTEXTS)
         (count,) = self._model.tokenizer.count([text], add_special_tokens=False)
         return count
+
+
+def _check_unbarred(wanted: ChatRequest | CompletionRequest, asked: GuideAsked) -> None:
+    """A guide may leave one token, which must not be one that cannot come."""
+    for name in ("allowed_token_ids", "bad_words"):
+        if getattr(wanted, name):
+            raise InvalidRequest(f"{name}: cannot go with {asked.param}: nothing might be left", param=name)
 
 
 def _check_given(given: list[list[int]] | None, num_prompts: int) -> None:

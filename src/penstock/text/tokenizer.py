@@ -16,6 +16,7 @@ import tokenizers
 from penstock.core.errors import ModelCorrupt
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.text import gguf_tokenizer, token_bounds
+from penstock.text.fill_in import find_marks
 from penstock.text.token_bytes import TokenBytes
 
 _BATCH = 64  # texts that are tokenized at a time: enough for all cores
@@ -31,6 +32,7 @@ class Tokenizer:
         _mark_special(backend, self._special_tokens.values())
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.fill_in = find_marks({token.content for token in added.values()}.__contains__)
         self._bytes = TokenBytes(backend)
 
     @classmethod

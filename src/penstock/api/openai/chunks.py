@@ -53,9 +53,14 @@ class ChatChunks:
     def resume(self, index: int, before: bytes) -> None:
         """The tokens that come next are scored after the text of others; here nobody asks where."""
 
-    def start(self, index: int, text: str | None = "") -> bytes:
-        """`text` is None where there may be calls instead of one."""
-        return self._chunk(index, b'{"role":"assistant","content":%b}' % encode(text))
+    def start(self, index: int, text: str | None = "", prompt_ids: Sequence[int] | None = None) -> bytes:
+        """`text` is None where there may be calls instead of one; `prompt_ids`: if they are to be told."""
+        chunk = self._chunk(index, b'{"role":"assistant","content":%b}' % encode(text))
+        return chunk if prompt_ids is None else b'%b,"prompt_token_ids":%b}' % (chunk[:-1], encode(prompt_ids))
+
+    def ids(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """Ids of the tokens that the next chunks are made of, where they are to be told."""
+        return self._chunk(index, b"{}", more=b',"token_ids":%b' % encode(token_ids))
 
     def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
         return self._chunk(index, b'{"content":%b}' % encode(text), _scored(logprobs))
@@ -75,13 +80,16 @@ class ChatChunks:
     def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
 
-    def _chunk(self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
-        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+    def _chunk(
+        self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
+    ) -> bytes:
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._frame.prefix,
             index,
             delta,
             logprobs,
             finish,
+            more,
             self._frame.suffix,
         )
 
@@ -101,8 +109,15 @@ class CompletionChunks:
         """The tokens that come next are scored after the text of others."""
         self._text_offsets[index] = TextOffsets(before)
 
-    def start(self, index: int) -> bytes | None:
-        return None
+    def start(self, index: int, prompt_ids: Sequence[int] | None = None) -> bytes | None:
+        """None: nothing is to be told before the text; `prompt_ids`: if they are."""
+        if prompt_ids is None:
+            return None
+        return self._chunk(index, b'""', more=b',"prompt_token_ids":%b' % encode(prompt_ids))
+
+    def ids(self, index: int, token_ids: Sequence[int]) -> bytes:
+        """Ids of the tokens that the next chunks are made of, where they are to be told."""
+        return self._chunk(index, b'""', more=b',"token_ids":%b' % encode(token_ids))
 
     def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
         scored = b"null" if logprobs is None else self._score(index, logprobs)
@@ -117,12 +132,15 @@ class CompletionChunks:
     def _score(self, index: int, tokens: Sequence[ScoredToken]) -> bytes:
         return encode(completion_logprobs(tokens, self._text_offsets.setdefault(index, TextOffsets())))
 
-    def _chunk(self, index: int, text: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
-        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}%b' % (
+    def _chunk(
+        self, index: int, text: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
+    ) -> bytes:
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._frame.prefix,
             index,
             text,
             logprobs,
             finish,
+            more,
             self._frame.suffix,
         )

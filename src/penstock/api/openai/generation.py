@@ -33,6 +33,8 @@ MAX_STOPS = 16  # OpenAI allows 4; clients of open models ask for more
 MAX_BIASES = 1024  # OpenAI allows 300; each choice has them all
 MAX_BIAS = 100
 MAX_LOGPROBS = 20  # alternatives of a token
+MAX_ALLOWED = 4096  # ids of tokens that may come; each choice has them all
+MAX_BAD_WORDS = 128
 _TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_ECHO = 40  # characters of the client's own words that an error repeats
 
@@ -41,6 +43,7 @@ Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 # Below this a softmax over float32 logits is greedy in all but name, and dividing by it overflows.
@@ -116,6 +119,9 @@ class GenerationRequest(WireStruct):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: PositiveCount | None = None
@@ -151,6 +157,8 @@ class GenerationRequest(WireStruct):
         if self.stream and self.prompt_logprobs is not None:
             raise Refused("prompt_logprobs", "is not available in a stream")
         self._check_biases()
+        if self.allowed_token_ids and self.bad_words:
+            raise Refused("bad_words", "cannot go with allowed_token_ids: nothing might be left")
         limit = self.output_limit()
         if limit is not None and (self.min_tokens or 0) > limit:
             raise Refused("min_tokens", f"must not be more than the output limit, {limit}")
@@ -196,6 +204,9 @@ class GenerationRequest(WireStruct):
         wanted = {"seed": fallback_seed} | self._given(_SAME_IN_SAMPLING)
         if self.logit_bias is not None:
             wanted["logit_bias"] = biases
+        if self.allowed_token_ids is not None:
+            check_token_ids(self.allowed_token_ids, vocab_size, "allowed_token_ids")
+            wanted["allowed_ids"] = sorted(set(self.allowed_token_ids))
         if wanted.get("temperature", 1.0) < _GREEDY_TEMPERATURE:
             wanted["temperature"] = 0.0
         top_k = self.top_k if self.top_k is not None and 0 < self.top_k < vocab_size else None

@@ -78,6 +78,8 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: Sequence[ScoredToken] | None = None
     calls: Sequence[Call] = ()
     prompt_logprobs: Sequence[ScoredToken] | None = None  # where they are asked for by that name
+    prompt_ids: Sequence[int] | None = None  # where ids are asked for, and so are
+    token_ids: Sequence[int] | None = None  # the answer's, the one that ended it included
 
 
 def new_id(kind: str) -> str:
@@ -92,12 +94,13 @@ def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
             "message": _message(choice),
             "logprobs": None if choice.logprobs is None else _encoded(chat_logprobs(choice.logprobs)),
             "finish_reason": choice.finish,
+            **_given(token_ids=choice.token_ids),
         }
         for choice in choices
     ]
     answer = envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage}
-    if choices and choices[0].prompt_logprobs is not None:  # all have the same prompt
-        answer["prompt_logprobs"] = _encoded_list(prompt_logprobs(choices[0].prompt_logprobs))
+    if choices:  # all have the same prompt
+        answer |= _prompt_logprobs_of(choices[0]) | _given(prompt_token_ids=choices[0].prompt_ids)
     return encode(answer)
 
 
@@ -120,6 +123,7 @@ def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
             "logprobs": None if choice.logprobs is None else _encoded(_text_logprobs(choice)),
             "finish_reason": choice.finish,
             **_prompt_logprobs_of(choice),
+            **_given(prompt_token_ids=choice.prompt_ids, token_ids=choice.token_ids),
         }
         for choice in choices
     ]
@@ -131,6 +135,10 @@ def _text_logprobs(choice: Choice) -> dict[str, Any]:
     assert choice.logprobs is not None
     found = completion_logprobs(choice.logprobs)
     return found | {"text_offset": [min(offset, len(choice.text)) for offset in found["text_offset"]]}
+
+
+def _given(**fields: Sequence[int] | None) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _prompt_logprobs_of(choice: Choice) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class PromptTokenizer:
                 return self._name_text(text, root, namespace)
             ids, param = self._tokenizer.encode(text, add_special_tokens=False), "messages"
         else:
-            prompts, param = request.prompts(self._vocab_size), "prompt"
+            prompts, param = request.prompts(self._vocab_size, self._tokenizer.fill_in), "prompt"
             if len(prompts) > 1:
                 return HashedPrompt(self._count(request, tenant))
             (prompt,) = prompts
@@ -207,7 +207,7 @@ class PromptTokenizer:
         return num_kept(counts, keep_last=request.truncate_prompt_tokens, bos_token_id=self._bos_token_id, param=param)
 
     def _count_prompts(self, request: CompletionRequest) -> list[int]:
-        prompts = request.prompts(self._vocab_size)
+        prompts = request.prompts(self._vocab_size, self._tokenizer.fill_in)
         texts = self._checked([prompt for prompt in prompts if isinstance(prompt, str)])
         counts = iter(self._lengths(texts))
         return [next(counts) if isinstance(prompt, str) else len(prompt) for prompt in prompts]
