@@ -82,7 +82,7 @@ def test_a_wrong_field_is_named_and_explained(field: str, value: object, param: 
         (b'{"temperature": 1e999}', "temperature: number out of range"),
         (b'{"model": "\xff"}', "it is not UTF-8"),
         (b'{"model": "\\ud800"}', "not valid JSON"),
-        (b'{"prediction": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"moderation": ' + b"[" * 100_000, "nested too deeply"),
         (b'{"seed": 1' + b"0" * 5000 + b"}", "seed: "),
         (b"[]", "body: expected an object, got a list"),
         (b"null", "body: expected an object, got null"),

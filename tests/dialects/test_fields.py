@@ -11,7 +11,7 @@ from openai.types import completion_create_params as openai_completions
 from openai.types import embedding_create_params as openai_embeddings
 from openai.types.chat import completion_create_params as openai_chat
 
-from penstock.core.errors import InvalidRequest, UnsupportedParameter
+from penstock.core.errors import InvalidRequest, ThreadUnsupported, UnsupportedParameter
 from penstock.dialects.dialect import Dialect, names_in
 from penstock.dialects.engines import DIALECTS
 from penstock.dialects.engines.openai import OPENAI
@@ -144,3 +144,9 @@ def test_a_salt_is_the_gateways_with_the_clients_own_in_it(path: bytes) -> None:
             sent(SGLANG, path, {"model": "m", "cache_salt": salt}, options=options)
     with pytest.raises(UnsupportedParameter):
         sent(TGI, path, {"model": "m", "cache_salt": "x"}, options=options)
+
+
+def test_a_thread_is_refused_with_the_code_after_which_its_client_goes_on_without() -> None:
+    body = b'{"model": "m", "messages": [], "max_tokens": 1, "thread": {"type": "create"}}'
+    with pytest.raises(ThreadUnsupported):
+        prepare(VLLM, MESSAGES, body, forward_fields=())

@@ -259,3 +259,21 @@ def test_a_client_that_leaves_before_its_whole_answer_ends_its_work(slow_replica
     eventually(lambda: slow_replica.engine.measured.load.num_running, lambda number: number == 1)
     connection.close()
     eventually(slow_replica.is_idle)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/messages/batches/x/results"])
+def test_what_is_not_there_is_said_in_this_apis_shape(replica: Replica, path: str) -> None:
+    status, headers, answer = replica.call("GET", path)
+    assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+    assert answer["request_id"] == headers["request-id"]
+
+
+def test_a_tool_runner_goes_on_without_a_thread(replica: Replica) -> None:
+    """It asks the server to hold the conversation first, and sends all of it when told that that cannot be."""
+    body = {"messages": [QUESTION], "max_tokens": 4, "thread": {"type": "create"}}
+    status, _, answer = replica.post("/v1/messages", **body)
+    assert (status, answer["error"]["details"]["error_code"]) == (400, "thread_unsupported_request")
+    runner = client(replica).beta.messages.tool_runner(model=NAME, max_tokens=4, messages=[QUESTION], tools=[])
+    (said,) = list(runner)
+    (block,) = said.content
+    assert block.type == "text"

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.api import sse
-from penstock.api.errors import OPENAI, Convention, error_headers
+from penstock.api.errors import OPENAI, Convention, convention_at, error_headers
 from penstock.api.sink import Headers, Sink, json_response, respond
 from penstock.core.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, PenstockError, RequestAborted
 
@@ -178,8 +178,9 @@ class Router:
 
     async def _dispatch(self, request: Request, sink: Sink) -> None:
         routes = self._find(request)
-        if routes:
-            request.convention = next(iter(routes.values())).convention
+        request.convention = (
+            next(iter(routes.values())).convention if routes else convention_at(request.path.encode(errors="replace"))
+        )
         self._guard(request)
         if not routes:
             raise NotFound(f"there is nothing at {request.path}")

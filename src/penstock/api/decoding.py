@@ -23,8 +23,16 @@ class NotBuilt:
     `tool_choice: Annotated[Any, NotBuilt("none", "auto")] = None`; null always asks for nothing.
     """
 
-    def __init__(self, *harmless: object) -> None:
+    def __init__(self, *harmless: object, error: type[InvalidRequest] = UnsupportedParameter) -> None:
         self.harmless = harmless
+        self.error = error
+
+
+class NoEffect:
+    """Marks a field that is accepted and changes nothing in the answer; `why`: for the reference."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
 class Refused(ValueError):
@@ -36,22 +44,24 @@ class Refused(ValueError):
         self.error = error
 
 
+M = TypeVar("M", NotBuilt, NoEffect)
+
+
 class WireStruct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What clients send: nothing unknown, and nothing that would have to be ignored."""
 
     def __post_init__(self) -> None:
-        for name, harmless in _not_built(type(self)):
+        for name, mark in marked(type(self), NotBuilt):
             value = getattr(self, name)
-            if value is not None and value not in harmless:
-                raise Refused(name, "is not supported by this server", UnsupportedParameter)
+            if value is not None and value not in mark.harmless:
+                raise Refused(name, "is not supported by this server", mark.error)
 
 
 @functools.cache
-def _not_built(cls: type) -> list[tuple[str, tuple[object, ...]]]:
+def marked(cls: type, kind: type[M]) -> list[tuple[str, M]]:
+    """Fields of a struct that have a mark of this kind."""
     hints = get_type_hints(cls, include_extras=True)
-    return [
-        (name, mark.harmless) for name, hint in hints.items() for mark in get_args(hint) if isinstance(mark, NotBuilt)
-    ]
+    return [(name, mark) for name, hint in hints.items() for mark in get_args(hint) if isinstance(mark, kind)]
 
 
 T = TypeVar("T", bound=WireStruct)

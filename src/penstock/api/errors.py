@@ -32,6 +32,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.TooLargeForLimit: HttpError(400, "invalid_request_error"),
     errors.UnsupportedParameter: HttpError(400, "invalid_request_error"),
     errors.UnsupportedTask: HttpError(400, "invalid_request_error"),
+    errors.ThreadUnsupported: HttpError(400, "invalid_request_error"),
     errors.BodyTooLarge: HttpError(413, "invalid_request_error"),
     errors.HeadersTooLarge: HttpError(431, "invalid_request_error"),
     errors.RequestTimeout: HttpError(408, "invalid_request_error"),

@@ -8,6 +8,7 @@
     │   ├── RequestQuarantined        replicas were lost while they worked on this very request
     │   ├── TooLargeForLimit          more tokens than the tenant's whole limit per minute
     │   ├── UnsupportedParameter      understood, but not built or not possible here
+    │   ├── ThreadUnsupported         Anthropic's clients are to send the whole conversation
     │   ├── UnsupportedTask           the model can do other things, which are named
     │   ├── BodyTooLarge
     │   ├── HeadersTooLarge
@@ -93,6 +94,12 @@ class TooLargeForLimit(InvalidRequest):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class ThreadUnsupported(InvalidRequest):
+    """Anthropic's code: its clients send such a request again, with the whole conversation."""
+
+    code = "thread_unsupported_request"
 
 
 class UnsupportedTask(InvalidRequest):

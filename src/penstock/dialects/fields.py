@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from penstock.core.errors import InvalidRequest, UnsupportedParameter
+from penstock.core.errors import InvalidRequest, ThreadUnsupported, UnsupportedParameter
 from penstock.dialects.dialect import Dialect, names_in
 
 CHAT, COMPLETIONS, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
@@ -87,6 +87,8 @@ def check_fields(
                 del members[name]
         elif not is_known:
             shown = name[:_MAX_ECHO]
+            if name == "thread" and path == MESSAGES:
+                raise ThreadUnsupported("thread: is not supported by this server", param=name)
             raise UnsupportedParameter(
                 f"{shown}: this field is not forwarded to the model's servers, unless their operator allows it "
                 "(forward_fields)",

@@ -107,7 +107,7 @@ class Generation:
                 param="allowed_token_ids",
             )
         outputs = headers.resume.outputs() if headers.resume else {}
-        priority = headers.tenancy.priority_of(None if wanted.priority is None else self.options.priority)
+        self.priority = priority = headers.tenancy.priority_of(wanted.wished_priority())
         # A guide that the engine finds it cannot follow is an error of the field that brought it.
         self._guide_param = prepared.asked.param if prepared.asked is not None else None
         self._requests: list[Request] = []

@@ -27,6 +27,7 @@ from penstock.api.openai import (
     parse_completion,
     text_completion,
 )
+from penstock.api.openai.generation import SERVICE_TIERS
 from penstock.api.sink import Sink, json_response
 from penstock.core.errors import PenstockError
 from penstock.core.request import FinishReason
@@ -46,8 +47,9 @@ class CompletionWriter:
     _whole = staticmethod(text_completion)
 
     def __init__(self, prepared: PreparedRequest, generation: Generation) -> None:
-        origin = prepared.headers.origin
-        self._head = ResponseHead(f"{self._ID_PREFIX}-{origin.id}", prepared.wanted.model, origin.created)
+        origin, wanted = prepared.headers.origin, prepared.wanted
+        tier = None if wanted.service_tier is None else SERVICE_TIERS[generation.priority]
+        self._head = ResponseHead(f"{self._ID_PREFIX}-{origin.id}", wanted.model, origin.created, tier)
         self._prepared = prepared
         self._generation = generation
 

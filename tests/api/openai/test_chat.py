@@ -152,7 +152,7 @@ def test_only_the_assistants_last_message_can_be_continued() -> None:
         ("function_call", {"name": "f"}),
         ("modalities", ["text", "audio"]),
         ("audio", {}),
-        ("prediction", {}),
+        ("verbosity", "low"),
         ("web_search_options", {}),
     ],
 )
@@ -169,3 +169,13 @@ def test_values_that_ask_for_nothing_are_fine() -> None:
 def test_every_parameter_the_openai_client_can_send_is_known() -> None:
     sent = openai_params.CompletionCreateParamsStreaming.__annotations__.keys()
     assert set(sent) <= set(ChatRequest.__struct_encode_fields__)
+
+
+def test_a_prediction_is_read_and_changes_nothing() -> None:
+    prediction = {"type": "content", "content": [{"type": "text", "text": "as before"}]}
+    asked, plain = parse(prediction=prediction), parse()
+    assert asked.conversation() == plain.conversation()
+    assert asked.to_sampling(100, fallback_seed=1) == plain.to_sampling(100, fallback_seed=1)
+    with pytest.raises(InvalidRequest) as caught:
+        parse(prediction={"type": "content"})
+    assert caught.value.param == "prediction.content"

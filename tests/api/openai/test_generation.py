@@ -65,13 +65,10 @@ def test_options_are_carried_over() -> None:
         "truncate_prompt_tokens": 5,
         "max_tokens": 9,
     }
-    found = options(
-        **given_, stop="END", priority="high", cache_salt="a", stream=True, stream_options={"include_usage": True}
-    )
+    found = options(**given_, stop="END", cache_salt="a", stream=True, stream_options={"include_usage": True})
     expected = GenerationOptions(
         **{**given_, "stop_token_ids": (1, 2)},
         stop=("END",),
-        priority=Priority.HIGH,
         namespace="a",
         stream=True,
         include_usage=True,
@@ -89,9 +86,30 @@ def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     assert sampling(temperature=temperature).is_greedy
 
 
+@pytest.mark.parametrize(
+    ("tier", "priority"),
+    [
+        ("priority", Priority.HIGH),
+        ("default", Priority.NORMAL),
+        ("flex", Priority.LOW),
+        ("auto", None),
+        (None, None),
+    ],
+)
+def test_a_service_tier_is_a_priority(tier: str | None, priority: Priority | None) -> None:
+    assert parse(service_tier=tier).wished_priority() is priority
+
+
+def test_a_tier_that_is_none_or_beside_a_priority_is_refused() -> None:
+    for fields in ({"service_tier": "scale"}, {"service_tier": "flex", "priority": "high"}):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(**fields)
+        assert caught.value.param == "service_tier"
+
+
 @pytest.mark.parametrize("priority", ["low", 2])
 def test_priority_is_a_name_or_a_number(priority: str | int) -> None:
-    assert options(priority=priority).priority is Priority.LOW
+    assert parse(priority=priority).wished_priority() is Priority.LOW
 
 
 @pytest.mark.parametrize(
@@ -175,7 +193,6 @@ def test_more_tokens_at_least_than_at_most_is_refused() -> None:
     [
         ("structured_outputs", {"json": {}, "whitespace_pattern": " "}),
         ("store", True),
-        ("service_tier", "flex"),
     ],
 )
 def test_what_is_not_built_is_refused_and_never_ignored(field: str, value: object) -> None:

@@ -50,3 +50,18 @@ def test_answers_are_the_replicas_and_all_that_was_made_is_charged(
     usage = gateway.ledger.usages[-1]
     num_choices = fields.get("best_of", 1)
     assert (usage.input_tokens, usage.output_tokens) == (len(replica.prompt_ids("a prompt")), 4 * num_choices)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "asked", "served"),
+    [("interactive", "priority", "priority"), ("standard", "priority", "default"), ("standard", "flex", "flex")],
+)
+def test_a_service_tier_is_never_more_urgent_than_the_tenants_class(
+    gateway: RunningGateway, tenants: str, asked: Any, served: str
+) -> None:
+    client = gateway.client(gateway.add_tenant(f"{tenants}-{asked}", priority=tenants))
+    messages: Any = [{"role": "user", "content": "hello"}]
+    answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=2, service_tier=asked)
+    assert answer.service_tier == served
+    plain = client.chat.completions.create(model=NAME, messages=messages, max_tokens=2)
+    assert plain.service_tier is None

@@ -17,10 +17,11 @@ from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of
 from penstock.api.anthropic.caching import CacheControl
 from penstock.api.anthropic.output import OutputConfig, OutputFormat, guide_of
 from penstock.api.anthropic.tools import Tool, ToolChoice
-from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
+from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_STOPS, Count, PositiveCount, StopString
 from penstock.api.openai.guided import GuideAsked
 from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
+from penstock.core.errors import ThreadUnsupported
 
 
 class Message(WireStruct):
@@ -38,7 +39,7 @@ class Message(WireStruct):
 class Metadata(WireStruct):
     """Labels for the client's own books: they change nothing here."""
 
-    user_id: str | None = None
+    user_id: Annotated[str | None, NoEffect("a gateway sends requests of one user to the same replica")] = None
 
 
 class PromptRequest(WireStruct):
@@ -157,6 +158,7 @@ class MessagesRequest(PromptRequest, kw_only=True):
     priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
 
     service_tier: Annotated[str | None, NotBuilt("auto", "standard_only")] = None
+    thread: Annotated[Any, NotBuilt(error=ThreadUnsupported)] = None  # a conversation that the server holds
     container: Annotated[Any, NotBuilt()] = None
     inference_geo: Annotated[Any, NotBuilt()] = None
     diagnostics: Annotated[Any, NotBuilt()] = None

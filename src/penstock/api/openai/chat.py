@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
+from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_LOGPROBS, GenerationRequest, PositiveCount
 from penstock.api.openai.tools import (
     MAX_TOOLS,
@@ -40,6 +40,13 @@ class ContentPart(WireStruct):
             raise Refused("type", "only parts of type 'text' are supported by this server", UnsupportedParameter)
         if self.text is None:
             raise Refused("text", "is required")
+
+
+class Prediction(WireStruct):
+    """Text that the client expects in the answer, to make it faster."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
 
 
 class Message(WireStruct):
@@ -107,8 +114,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: Annotated[Any, NotBuilt("none", "auto")] = None
     modalities: Annotated[Any, NotBuilt(["text"])] = None
     audio: Annotated[Any, NotBuilt()] = None
-    prediction: Annotated[Any, NotBuilt()] = None
-    verbosity: Annotated[Any, NotBuilt()] = None
+    prediction: Annotated[Prediction | None, NoEffect("drafts are taken from the conversation itself")] = None
+    verbosity: Annotated[Any, NotBuilt("medium")] = None
     web_search_options: Annotated[Any, NotBuilt()] = None
     moderation: Annotated[Any, NotBuilt()] = None
     prompt_cache_options: Annotated[Any, NotBuilt()] = None

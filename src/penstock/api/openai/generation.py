@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import NotBuilt, Refused, WireStruct
+from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct
 from penstock.api.openai.guided import (
     FORMS,
     NULL,
@@ -37,6 +37,8 @@ MAX_ALLOWED = 4096  # ids of tokens that may come; each choice has them all
 MAX_BAD_WORDS = 128
 _TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_ECHO = 40  # characters of the client's own words that an error repeats
+
+SERVICE_TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}  # OpenAI's words
 
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
@@ -79,7 +81,6 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None  # keep only this many, the last ones
-    priority: Priority = Priority.NORMAL
     namespace: str = ""  # of the prefix cache
     stream: bool = False
     include_usage: bool = False
@@ -89,7 +90,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
 class StreamOptions(WireStruct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's
-    include_obfuscation: bool | None = None  # padding against who watches sizes on the wire: there is none here
+    include_obfuscation: Annotated[bool | None, NoEffect("nothing is padded")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,14 +131,16 @@ class GenerationRequest(WireStruct):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     watermark: Annotated[str, Meta(min_length=1, max_length=63)] | None = None  # penstock's own
 
-    # Labels for the client's own books: they change nothing here.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # a hint; prefixes are found by content
+    # Labels for the client's own books.
+    user: Annotated[str | None, NoEffect("a gateway sends requests of one user to the same replica")] = None
+    metadata: Annotated[dict[str, str] | None, NoEffect("a label of the client's own")] = None
+    safety_identifier: Annotated[str | None, NoEffect("a label of the client's own")] = None
+    prompt_cache_key: Annotated[
+        str | None, NoEffect("prefixes are found by content; a gateway sends requests of one key to the same replica")
+    ] = None
 
     store: Annotated[bool | None, NotBuilt(False)] = None
-    service_tier: Annotated[str | None, NotBuilt("auto", "default")] = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
     # What the answer must look like: see `guided`.
     response_format: ResponseFormat | None = None
@@ -154,6 +157,8 @@ class GenerationRequest(WireStruct):
         super().__post_init__()
         if self.stream_options is not None and not self.stream:
             raise Refused("stream_options", "is only allowed when stream is true")
+        if self.priority is not None and self.service_tier not in (None, "auto"):
+            raise Refused("service_tier", "cannot go with priority: both say how urgent the request is")
         if self.stream and self.prompt_logprobs is not None:
             raise Refused("prompt_logprobs", "is not available in a stream")
         self._check_biases()
@@ -189,6 +194,12 @@ class GenerationRequest(WireStruct):
         """As in SamplingParams; each endpoint has its own way to ask for them."""
         return None
 
+    def wished_priority(self) -> Priority | None:
+        """How urgent the client calls it; None: it does not say."""
+        if self.priority is not None:
+            return Priority[self.priority.upper()] if isinstance(self.priority, str) else Priority(self.priority)
+        return next((one for one, tier in SERVICE_TIERS.items() if tier == self.service_tier), None)
+
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives of each token of the prompt; None: nothing is asked of these."""
         return self.prompt_logprobs
@@ -219,7 +230,6 @@ class GenerationRequest(WireStruct):
             n=self.num_choices(),
             stop=self.stops(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            priority=_priority(self.priority),
             namespace=self.cache_salt or "",
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
             continuous_usage=bool(self.stream_options and self.stream_options.continuous_usage_stats),
@@ -243,9 +253,3 @@ def check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> 
     if lowest < 0 or highest >= vocab_size:
         missing = lowest if lowest < 0 else highest
         raise InvalidRequest(f"{param}: no token has the id {missing}; the model has {vocab_size}", param=param)
-
-
-def _priority(value: str | int | None) -> Priority:
-    if value is None:
-        return Priority.NORMAL
-    return Priority[value.upper()] if isinstance(value, str) else Priority(value)

@@ -28,6 +28,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
     id: str
     model: str
     created: int  # Unix seconds
+    service_tier: str | None = None  # that it was served in, where the client named one
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -160,13 +161,14 @@ def _ranked(token: ScoredToken) -> dict[str, Any]:
 
 
 def envelope(head: ResponseHead, kind: str) -> dict[str, Any]:
-    return {
+    found = {
         "id": head.id,
         "object": kind,
         "created": head.created,
         "model": head.model,
         "system_fingerprint": None,
     }
+    return found if head.service_tier is None else found | {"service_tier": head.service_tier}
 
 
 def _encoded(logprobs: dict[str, Any]) -> dict[str, Any]:
