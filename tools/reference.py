@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import json
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
+
+from penstock.api.anthropic.messages import MessagesRequest
+from penstock.api.decoding import M, NoEffect, NotBuilt, marked
 from penstock.api.errors import STATUS_TABLE, anthropic_status, anthropic_type
+from penstock.api.openai import ChatRequest, CompletionRequest
+from penstock.api.responses import ResponsesRequest
 from penstock.cli.flags import SECTIONS, default_of, flag, members, show
 from penstock.cli.main import parser
 from penstock.core.errors import all_errors
@@ -202,6 +210,71 @@ def architecture_page(text: str) -> str:
     return f"{before}{BEGIN}\n{package_table()}\n{END}{rest.split(END)[1]}"
 
 
+API = Path("docs/api.md")
+FIELDS_BEGIN = "<!-- fields: made from the code by tools/reference.py -->"
+REQUESTS: dict[str, type[msgspec.Struct]] = {
+    "chat": ChatRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+
+
+def fields_table() -> str:
+    """Every field of the requests that make texts, in the order of the code: what comes of it at each endpoint."""
+    found = {name: dict(_fields(request)) for name, request in REQUESTS.items()}
+    names = dict.fromkeys(field for fields in found.values() for field in fields)
+    lines = ["| field | " + " | ".join(REQUESTS) + " |", "|---" * (1 + len(REQUESTS)) + "|"]
+    for name in sorted(names):
+        lines.append(f"| `{name}` | " + " | ".join(fields.get(name, "–") for fields in found.values()) + " |")
+    notes = [f"{number}. {why}" for number, why in enumerate(_reasons(), 1)]
+    return "\n".join([*lines, "", *notes])
+
+
+def _fields(request: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    """Fields of a request, and of what it holds those that are not simply done."""
+    reasons, told = _reasons(), {}
+    for path, built in _marks(request, NotBuilt):
+        harmless = " or ".join(f"`{json.dumps(value)}`" for value in built.harmless)
+        told[path] = f"refused unless {harmless}" if harmless else "refused"
+    for path, mark in _marks(request, NoEffect):
+        told[path] = f"no effect ({reasons.index(mark.why) + 1})"
+    for name in request.__struct_encode_fields__:
+        if name not in told:
+            yield name, "done"
+    yield from told.items()
+
+
+def _reasons() -> list[str]:
+    """Why fields have no effect, each once: their numbers stand in the table."""
+    return list(dict.fromkeys(mark.why for request in REQUESTS.values() for _, mark in _marks(request, NoEffect)))
+
+
+def _marks(request: type[msgspec.Struct], kind: type[M], path: str = "") -> Iterator[tuple[str, M]]:
+    for name, mark in marked(request, kind):
+        yield path + name, mark
+    for name, hint in get_type_hints(request, include_extras=True).items():
+        if (path + name) not in HELD:
+            continue
+        for struct in _structs(hint):
+            yield from _marks(struct, kind, f"{path}{name}.")
+
+
+HELD = ("stream_options", "reasoning", "text", "metadata", "structured_outputs")  # options with options of their own
+
+
+def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint
+    for inner in get_args(hint):
+        yield from _structs(inner)
+
+
+def api_page(text: str) -> str:
+    before, rest = text.split(FIELDS_BEGIN)
+    return f"{before}{FIELDS_BEGIN}\n\n{fields_table()}\n\n{END}{rest.split(END)[1]}"
+
+
 PAGES = {"config.md": config_page, "cli.md": cli_page, "errors.md": errors_page, "metrics.md": metrics_page}
 
 
@@ -215,12 +288,13 @@ def main() -> None:
             stale.append(name)
         elif not check:
             path.write_text(text)
-    was = ARCHITECTURE.read_text()
-    if (now := architecture_page(was)) != was:
-        if check:
-            stale.append("../architecture.md")
-        else:
-            ARCHITECTURE.write_text(now)
+    for path, write in ((ARCHITECTURE, architecture_page), (API, api_page)):
+        was = path.read_text()
+        if (now := write(was)) != was:
+            if check:
+                stale.append(f"../{path.name}")
+            else:
+                path.write_text(now)
     if stale:
         sys.exit(f"docs/reference is out of date ({', '.join(stale)}): run `make format`")
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from penstock.api.decoding import WireStruct
 
+ALWAYS_CACHED = "prefixes are cached without it; the usage tells the cached tokens"
+
 
 class CacheControl(WireStruct):
     """A hint: prefixes are cached without being asked, and found by content."""

@@ -14,11 +14,11 @@ from msgspec import Meta
 
 from penstock.api import openai
 from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of, thoughts_of
-from penstock.api.anthropic.caching import CacheControl
+from penstock.api.anthropic.caching import ALWAYS_CACHED, CacheControl
 from penstock.api.anthropic.output import OutputConfig, OutputFormat, guide_of
 from penstock.api.anthropic.tools import Tool, ToolChoice
 from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
-from penstock.api.openai.generation import MAX_STOPS, Count, PositiveCount, StopString
+from penstock.api.openai.generation import MAX_STOPS, SAME_USER, Count, PositiveCount, StopString
 from penstock.api.openai.guided import GuideAsked
 from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
 from penstock.core.errors import ThreadUnsupported
@@ -39,7 +39,7 @@ class Message(WireStruct):
 class Metadata(WireStruct):
     """Labels for the client's own books: they change nothing here."""
 
-    user_id: Annotated[str | None, NoEffect("a gateway sends requests of one user to the same replica")] = None
+    user_id: Annotated[str | None, NoEffect(SAME_USER)] = None
 
 
 class PromptRequest(WireStruct):
@@ -48,7 +48,7 @@ class PromptRequest(WireStruct):
     model: Annotated[str, Meta(min_length=1)]
     messages: Annotated[list[Message], Meta(min_length=1)]
     system: Content | None = None
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, NoEffect(ALWAYS_CACHED)] = None
 
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None

@@ -40,6 +40,11 @@ _MAX_ECHO = 40  # characters of the client's own words that an error repeats
 
 SERVICE_TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}  # OpenAI's words
 
+# Reasons why fields change nothing in an answer, for the reference.
+LABEL = "a label of the client's own"
+SAME_USER = "a gateway sends requests of one user to the same replica"
+SAME_KEY = "prefixes are found by content; a gateway sends requests of one key to the same replica"
+
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
@@ -132,12 +137,10 @@ class GenerationRequest(WireStruct):
     watermark: Annotated[str, Meta(min_length=1, max_length=63)] | None = None  # penstock's own
 
     # Labels for the client's own books.
-    user: Annotated[str | None, NoEffect("a gateway sends requests of one user to the same replica")] = None
-    metadata: Annotated[dict[str, str] | None, NoEffect("a label of the client's own")] = None
-    safety_identifier: Annotated[str | None, NoEffect("a label of the client's own")] = None
-    prompt_cache_key: Annotated[
-        str | None, NoEffect("prefixes are found by content; a gateway sends requests of one key to the same replica")
-    ] = None
+    user: Annotated[str | None, NoEffect(SAME_USER)] = None
+    metadata: Annotated[dict[str, str] | None, NoEffect(LABEL)] = None
+    safety_identifier: Annotated[str | None, NoEffect(LABEL)] = None
+    prompt_cache_key: Annotated[str | None, NoEffect(SAME_KEY)] = None
 
     store: Annotated[bool | None, NotBuilt(False)] = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None

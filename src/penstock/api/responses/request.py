@@ -12,9 +12,18 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api import openai
-from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
+from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.chat import ReasoningEffort
-from penstock.api.openai.generation import INT32_MAX, MAX_STOPS, Count, PositiveCount, StopString
+from penstock.api.openai.generation import (
+    INT32_MAX,
+    LABEL,
+    MAX_STOPS,
+    SAME_KEY,
+    SAME_USER,
+    Count,
+    PositiveCount,
+    StopString,
+)
 from penstock.api.openai.guided import NULL, GuideAsked, JsonSchema, ResponseFormat
 from penstock.api.openai.tools import MAX_TOOLS, check_offer
 from penstock.api.responses.items import Item, to_messages
@@ -60,6 +69,9 @@ class TextFormat(WireStruct):
         return {"type": self.type, **described}
 
 
+WHOLE_THOUGHTS = "thoughts are told, and not summed up"
+
+
 class TextOptions(WireStruct):
     format: TextFormat | None = None
     verbosity: Annotated[str | None, NotBuilt("medium")] = None
@@ -67,12 +79,12 @@ class TextOptions(WireStruct):
 
 class Reasoning(WireStruct):
     effort: ReasoningEffort | None = None
-    summary: Literal["auto", "concise", "detailed", "none"] | None = None  # accepted: thoughts are told, not summed up
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its old name
+    summary: Annotated[Literal["auto", "concise", "detailed", "none"] | None, NoEffect(WHOLE_THOUGHTS)] = None
+    generate_summary: Annotated[Literal["auto", "concise", "detailed"] | None, NoEffect(WHOLE_THOUGHTS)] = None
 
 
 class StreamOptions(WireStruct):
-    include_obfuscation: bool | None = None  # padding against who watches sizes on the wire: there is none here
+    include_obfuscation: Annotated[bool | None, NoEffect("nothing is padded")] = None
 
 
 class Kept(WireStruct):
@@ -101,7 +113,7 @@ class ResponsesRequest(WireStruct, dict=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: PositiveCount | None = None  # of tools that a server runs: here there are none
+    max_tool_calls: Annotated[PositiveCount | None, NoEffect("no tools are run by the server")] = None
 
     # For whoever keeps responses.
     previous_response_id: ResponseId | None = None
@@ -109,12 +121,12 @@ class ResponsesRequest(WireStruct, dict=True):
     background: bool | None = None
     kept: Kept | None = None  # penstock's own, in their place: nothing is left to be done about them
 
-    # Labels for the client's own books: they change nothing here.
+    # Labels for the client's own books; the response repeats the first.
     metadata: Metadata | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    client_metadata: Any = None  # Codex's
+    user: Annotated[str | None, NoEffect(SAME_USER)] = None
+    safety_identifier: Annotated[str | None, NoEffect(LABEL)] = None
+    prompt_cache_key: Annotated[str | None, NoEffect(SAME_KEY)] = None
+    client_metadata: Annotated[Any, NoEffect("Codex's own label")] = None
 
     # Extensions, as in a chat.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
