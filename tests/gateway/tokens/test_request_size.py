@@ -232,6 +232,14 @@ async def test_the_loop_goes_on_while_a_long_prompt_is_counted() -> None:
     assert tokens.num_counting == 0
 
 
+def test_a_request_that_no_engine_works_for_reserves_nothing_and_still_has_a_load() -> None:
+    body = encoded({"model": NAME, "prompt": LONG})
+    with ThreadPoolExecutor(1) as threads:
+        size = Size(Pool(threads), b"/tokenize", body, read(body), 0, "")
+    assert (size.reserved, size.most, size.most_used, size.is_in_doubt(1)) == (0, 0, (0, 0), False)
+    assert size.prompt == 1, "the admission divides by it"
+
+
 def test_an_estimate_is_cautious_and_follows_what_it_is_told() -> None:
     tokens = PromptTokens(ThreadPoolExecutor(1))
     assert tokens.estimate(1000) == 1000

@@ -159,6 +159,8 @@ class Size:
         self.most = most if most < context else context  # tokens of the prompt: a bound, or as many as it has
         estimate = pool.tokens.estimate(len(body))
         self.prompt = estimate if estimate < self.most else self.most  # as such prompts have, or as it has
+        if is_unmetered:
+            self.prompt = 1  # it passes in no time, but nothing that is admitted takes none
 
     def is_in_doubt(self, max_input: int | None) -> bool:
         if self.is_final:
