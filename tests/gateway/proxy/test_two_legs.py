@@ -260,12 +260,16 @@ def test_an_error_of_the_sglang_that_decodes_is_its_own_if_the_prefill_goes_on()
     ):
         d.rooms.num_failures, d.rooms.noticed = 1, threading.Event()
         asked = pool.submit(whole_text_of, gateway)
+        decoding = gateway.app.replicas[d.url].upstream
 
-        def passed() -> bool:
-            gateway.advance(1.0)
-            return asked.done()
+        def is_answered() -> bool:
+            """The gateway has read the error, and doubts whose it is. Before that no time may pass: it would count as
+            the prefill's."""
+            return bool(d.asked) and gateway.call(lambda: decoding.num_open == decoding.num_idle)
 
-        eventually(passed)
+        eventually(is_answered)
+        gateway.advance(2.0)
+        eventually(asked.done)
         d.rooms.noticed.set()
         with pytest.raises(openai.InternalServerError, match="KVTransferError"):
             asked.result()
