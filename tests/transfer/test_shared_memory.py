@@ -143,7 +143,7 @@ def test_where_memory_cannot_be_mapped_bytes_are_sent(monkeypatch: pytest.Monkey
     def refuse(name: str, secret: bytes) -> list[int]:
         raise OSError("no such socket in this container")
 
-    monkeypatch.setattr("penstock.transfer.shared_memory.fetch_descriptors", refuse)
+    monkeypatch.setattr("penstock.transfer.descriptors.fetch_descriptors", refuse)
     with linked(shm_side(sends_bytes=True), shm_side(sends_bytes=True)) as pair:
         pair.ask(1, chain(1))
         pair.puller.network.land(1, [5])

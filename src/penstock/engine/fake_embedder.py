@@ -19,7 +19,8 @@ def fake_vector(text: Sequence[int]) -> list[float]:
 
 
 def fake_score(text: Sequence[int], at: int, num_top: int) -> TokenScore:
-    """Of the token at this place; the likeliest are the one before it and those that follow it in the vocabulary."""
+    """The score of the token at this place; the likeliest are the one before it and those that follow that in the
+    vocabulary."""
     top = [(text[at - 1] + place, -1.0 - place) for place in range(num_top)]
     return TokenScore(-float(text[at]), text[at], top)
 
@@ -41,7 +42,7 @@ class FakeEmbedder:
         return [float(count - len(text)) / 10 for text, count in zip(texts, scored, strict=True)]
 
     def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
-        """By `fake_score`."""
+        """Scores by `fake_score`."""
         self._look(texts)
         return [write_rows(fake_score(text, at, num_top) for at in range(1, len(text))) for text in texts]
 

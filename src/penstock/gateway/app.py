@@ -219,7 +219,7 @@ class Gateway(Subscriber):
             self._prepare(arrival)
 
     def _open_response(self, arrival: Arrival, asked: StateAsked) -> None:
-        """What it asks to be kept, or to be gone on with, is seen to before it goes the way of all requests."""
+        """The state that it asks for is seen to before it goes the way of all requests."""
         assert self.responses is not None
         if asked.background:
             self._route(arrival.access, asked.model)

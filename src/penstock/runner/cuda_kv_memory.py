@@ -18,15 +18,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.link.connection import Disconnected
-from penstock.link.proof import Refused
 from penstock.model.ops import LayerKV
 from penstock.model.ops.triton import TritonKV
 from penstock.model.ops.triton.attention.kv_copy import as_words, copy_between, gather_blocks, scatter_blocks
 from penstock.runner.cuda_driver import CudaDriver
 from penstock.runner.kv_memory import byte_tools
 from penstock.runner.virtual_memory import VirtualMemory
-from penstock.transfer.descriptors import DescriptorServer, fetch_descriptors
+from penstock.transfer.descriptors import DescriptorServer, fetch_offer
 from penstock.transfer.host_memory import ByteTools, Parts
 from penstock.transfer.messages import Count, Layout
 from penstock.transfer.ports import RemoteMemory, Staged, Unreachable
@@ -139,11 +137,7 @@ class CudaMover:
         return msgspec.msgpack.encode(_Handle(name, self._virtual.size_of(pool), num_blocks))
 
     def open(self, handle: bytes) -> RemoteMemory:
-        try:
-            said = msgspec.msgpack.decode(handle, type=_Handle)
-            (descriptor,) = fetch_descriptors(said.socket, self._secret)
-        except (msgspec.MsgspecError, OSError, ValueError, Refused, Disconnected) as error:
-            raise Unreachable(str(error) or "its memory was not handed over") from None
+        said, (descriptor, *_) = fetch_offer(handle, _Handle, self._secret)
         try:
             return _MappedPool(self._memory, self._driver, said, descriptor)
         finally:

@@ -149,7 +149,7 @@ class DecoderEmbedder:
 
     @torch.inference_mode()
     def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
-        """Of each text but its first token, as `core.token_logprobs` has it."""
+        """Log probabilities of each text but its first token, as `core.token_logprobs` has them."""
         found: list[bytes] = []
         for few in self._at_once(texts, [len(text) for text in texts]):
             batch, counts = Texts.of(few, self._ops.device), [len(text) - 1 for text in few]

@@ -120,7 +120,7 @@ class CompletionWriter:
         return [msgspec.structs.replace(choice, index=index, **hidden) for index, choice in enumerate(found)]
 
     def _mean_logprob(self, choice: Choice) -> float:
-        """Of the answer's own tokens; one without any comes last."""
+        """The mean of the answer's own tokens; one without any comes last."""
         made = (choice.logprobs or ())[len(self._echoed_scores[choice.index] or ()) :]
         known = [token.logprob for token in made if token.logprob is not None]
         return sum(known) / len(known) if known else -math.inf

@@ -13,10 +13,14 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from penstock.link.connection import Disconnected, close
 from penstock.link.proof import Refused, prove
+from penstock.transfer.ports import Unreachable
 
 log = logging.getLogger("penstock.transfer")
 
@@ -58,6 +62,26 @@ class DescriptorServer:
                 return
             prove(sock, _MAGIC, _PROTOCOL, self._secret, _SECRET, is_caller=False)
             socket.send_fds(sock, [b"\0"], self._descriptors)
+
+
+class Offered(Protocol):
+    """Facts by which a mover reaches another engine's memory."""
+
+    @property
+    def socket(self) -> str:
+        """The name of the server that hands out its descriptors."""
+
+
+H = TypeVar("H", bound=Offered)
+
+
+def fetch_offer(handle: bytes, kind: type[H], secret: bytes) -> tuple[H, list[int]]:
+    """The facts that a handle has, and the descriptors; whoever asks closes them. Raises Unreachable."""
+    try:
+        said = msgspec.msgpack.decode(handle, type=kind)
+        return said, fetch_descriptors(said.socket, secret)
+    except (msgspec.MsgspecError, OSError, ValueError, Refused, Disconnected) as error:
+        raise Unreachable(str(error) or "its memory was not handed over") from None
 
 
 def fetch_descriptors(name: str, secret: bytes) -> list[int]:

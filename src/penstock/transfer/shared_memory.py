@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.link.connection import Disconnected
-from penstock.link.proof import Refused
-from penstock.transfer.descriptors import DescriptorServer, fetch_descriptors
+from penstock.transfer.descriptors import DescriptorServer, fetch_offer
 from penstock.transfer.host_memory import HostMemory, Parts, address_of
 from penstock.transfer.messages import Count
 from penstock.transfer.ports import RemoteMemory, Unreachable
@@ -102,11 +100,7 @@ class SharedMemoryMover:
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> RemoteMemory:
-        try:
-            said = msgspec.msgpack.decode(handle, type=_Handle)
-            descriptors = fetch_descriptors(said.socket, self._secret)
-        except (msgspec.MsgspecError, OSError, ValueError, Refused, Disconnected) as error:
-            raise Unreachable(str(error) or "its memory was not handed over") from None
+        said, descriptors = fetch_offer(handle, _Handle, self._secret)
         try:
             return _MappedMemory(self._memory, said, descriptors)
         except OSError as error:

@@ -88,7 +88,7 @@ class StreamOptions(WireStruct):
 
 
 class Kept(WireStruct):
-    """What whoever keeps responses has done for this one: the response repeats it."""
+    """State that a gateway has already seen to for this request: the response repeats it."""
 
     previous_response_id: ResponseId | None = None
     store: bool = False

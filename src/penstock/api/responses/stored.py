@@ -1,5 +1,6 @@
-"""What whoever keeps responses reads and writes of them: which state a request asks for, its input as items that can be
-listed, the request without that state, and pages of items. JSON in, JSON out; it knows no store.
+"""The parts of requests and responses that a store of them reads and writes: which state a request asks for, its
+input as items that can be listed, the request without that state, and pages of items. JSON in, JSON out; it knows no
+store.
 """
 
 from __future__ import annotations

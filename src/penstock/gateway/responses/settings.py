@@ -1,4 +1,4 @@
-"""What an operator may set about responses that are kept."""
+"""Settings of responses that are kept: the group `responses` of a gateway's file."""
 
 from __future__ import annotations
 
