@@ -21,17 +21,19 @@ from tests.runner.small import CONFIG
 GIB = 1 << 30
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
 
 
+@pytest.mark.usefixtures("home")
 def test_a_note_is_read_by_the_next_engine_of_its_kind_alone() -> None:
     RehearsalNote.about("llama on an H200").write(3 * GIB, torch_bytes=2 * GIB)
     assert RehearsalNote.about("llama on an H200").read() == 3 * GIB
     assert RehearsalNote.about("llama on an A100").read() is None
 
 
+@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(("taken", "torch_bytes"), [(1, 2), (20, 3)])
 def test_nothing_is_noted_where_another_process_came_or_went_meanwhile(taken: int, torch_bytes: int) -> None:
     note = RehearsalNote.about("llama")
@@ -39,6 +41,7 @@ def test_nothing_is_noted_where_another_process_came_or_went_meanwhile(taken: in
     assert note.read() is None
 
 
+@pytest.mark.usefixtures("home")
 def test_a_forgotten_or_broken_note_is_none() -> None:
     note = RehearsalNote.about("llama")
     note.write(3 * GIB, 3 * GIB)
