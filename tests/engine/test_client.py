@@ -255,15 +255,19 @@ async def test_a_process_that_still_loads_is_not_waited_for() -> None:
 class Deaf:
     """A process that reads no mail and takes a while to be given up."""
 
+    def __init__(self) -> None:
+        self._ended = asyncio.Event()
+
     async def wait(self) -> int:
         try:
-            await asyncio.Event().wait()
+            await self._ended.wait()
         finally:
             for _ in range(10):  # the client reads what is there meanwhile
                 await asyncio.sleep(0)
         return 0
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        self._ended.set()
 
 
 async def test_a_process_that_becomes_ready_while_it_is_stopped_changes_nothing() -> None:
@@ -281,10 +285,10 @@ async def test_a_process_that_becomes_ready_while_it_is_stopped_changes_nothing(
     stopping = asyncio.create_task(client.stop())
     await eventually_async(lambda: client.info)
     assert client.state is EngineState.STOPPED
+    await asyncio.wait_for(stopping, GIVE_UP_S)
+    assert client.state is EngineState.STOPPED
     engines[0].close()
-    for task in (starting, stopping):
-        task.cancel()
-    await asyncio.gather(starting, stopping, return_exceptions=True)
+    await asyncio.gather(starting, return_exceptions=True)
 
 
 async def test_a_process_whose_server_is_gone_ends_by_itself() -> None:
