@@ -59,7 +59,7 @@ static int fd_of(u64 handle) { return (int)(handle - 0x100000000ULL); }
 
 int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags)
 {
-    if (offset || flags) return INVALID;
+    if (offset || flags || (off_t)size > lseek(fd_of(handle), 0, SEEK_END)) return INVALID;
     void *at = mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, fd_of(handle), 0);
     return at == (void *)address ? 0 : INVALID;
 }

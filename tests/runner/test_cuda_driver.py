@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from msgspec.structs import replace
 
-from penstock.core.errors import ConfigError, EngineUnavailable
+from penstock.core.errors import ConfigError, EngineFailed, EngineUnavailable
 from penstock.model.ops.build import find_compiler
 from penstock.runner.cuda_driver import CudaDriver
+from penstock.runner.mapped_memory import MappedMemory, RankPool
+from penstock.runner.ranks.rank_cache import LentPool, map_pool, pool_at
 from penstock.runner.virtual_memory import Keep, VirtualMemory
 
 SOURCE = Path(__file__).parent / "fake_libcuda.c"
@@ -24,9 +26,6 @@ GRANULE, TOTAL = 2 << 20, 64 << 20
 
 class HostDriver(CudaDriver):
     """The real calls; only what torch does of them is the host's."""
-
-    def tensor(self, address: int, num_bytes: int) -> Tensor:
-        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
 
     def free_bytes(self) -> int:
         return TOTAL - ctypes.c_size_t.in_dll(self._library, "fake_taken").value
@@ -90,6 +89,67 @@ def test_memory_of_another_process_is_mapped_to_be_read(library: str) -> None:
     driver.unmap(address, 2 * GRANULE)
     driver.release(imported)
     driver.free(address, 2 * GRANULE)
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+
+
+def test_another_ranks_cache_is_read_written_lent_and_let_go_of_while_it_is_parked(library: str) -> None:
+    driver = HostDriver(DEVICE, library)
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    kv = memory.zeros((3, 2, 5, 2, 4, 8), dtype=torch.bfloat16, device=DEVICE)  # as Triton's kernels have it
+    lent = LentPool(memory, kv, b"word")
+    pool = pool_at(lent.offer(), b"word", driver)
+    assert pool.parts.shape == (6, 5, 128)
+    address = pool.parts.data_ptr()
+    for number in (1.0, 2.0):
+        kv[2, 1, 4] = number
+        assert pool.parts[5, 4].view(torch.bfloat16).tolist() == [number] * 64
+        pool.parts[1, 3].view(torch.bfloat16).fill_(number + 0.5)
+        assert set(kv[0, 1, 3].flatten().tolist()) == {number + 0.5}
+        descriptor = pool.export()
+        assert os.fstat(descriptor).st_size == GRANULE
+        os.close(descriptor)
+        pool.unmap()
+        lent.withdraw()
+        memory.park()
+        assert driver.free_bytes() == TOTAL
+        with pytest.raises(RuntimeError, match="parked"):
+            pool.export()
+        memory.wake()
+        map_pool(pool, lent.offer(), b"word")
+        assert pool.parts.data_ptr() == address
+    lent.withdraw()
+    pool.unmap()
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+
+
+def test_a_rank_that_does_not_know_the_word_or_hands_over_too_little_is_refused(library: str) -> None:
+    driver = HostDriver(DEVICE, library)
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    lent = LentPool(memory, memory.zeros((1, 2, 2, 4), dtype=torch.float32, device=DEVICE), b"word")
+    handle = lent.offer()
+    with pytest.raises(EngineFailed, match="cannot be reached"):
+        pool_at(handle, b"another", driver)
+    with pytest.raises(EngineFailed, match="cannot be mapped: cuMemMap"):
+        pool_at(replace(handle, num_bytes=2 * GRANULE), b"word", driver)
+    lent.withdraw()
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+
+
+def test_memory_that_cannot_be_mapped_leaves_nothing_behind(library: str) -> None:
+    driver = HostDriver(DEVICE, library)
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    descriptor = memory.export(memory.zeros((4,), dtype=torch.uint8, device=DEVICE))
+    mapped = MappedMemory(driver, 2 * GRANULE, is_writable=False)
+    with pytest.raises(RuntimeError, match="cuMemMap"):
+        mapped.map(descriptor)
+    mapped.close()
+    with pytest.raises(RuntimeError, match="cuMemMap"):
+        RankPool(driver, 2 * GRANULE, (1, 1, 4)).map(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
     memory.park()
     assert driver.free_bytes() == TOTAL
 

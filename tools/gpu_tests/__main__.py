@@ -52,6 +52,7 @@ FILES = {
     "tests/runner/test_cuda_memory.py": 27,
     "tests/runner/test_cuda_moving.py": 9,
     "tests/runner/test_cuda_park.py": 32,
+    "tests/runner/test_cuda_rank_transfer.py": 90,
     "tests/runner/test_cuda_ranks.py": 190,
     "tests/runner/test_cuda_runner.py": 36,
     "tests/runner/test_cuda_sharing.py": 56,

@@ -24,7 +24,9 @@ from penstock.engine.messages import Abort, FromEngine, Park, ParkAnswer, StepRe
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-def serve(config: ModelConfig, engine: EngineSettings, sock: socket.socket, pipe: Connection) -> None:
+def serve(
+    config: ModelConfig, engine: EngineSettings, sock: socket.socket, pipe: Connection, max_blocks: int | None
+) -> None:
     """The engine's process."""
     from penstock.engine.engine import Engine
     from penstock.engine.loop import EngineLoop
@@ -36,7 +38,7 @@ def serve(config: ModelConfig, engine: EngineSettings, sock: socket.socket, pipe
     from penstock.sched.scheduler import Scheduler
 
     mailbox = Mailbox(sock)
-    assembly = assemble_ranks(RandomCheckpoint(config), config, engine, lambda *_: None)
+    assembly = assemble_ranks(RandomCheckpoint(config), config, engine, lambda *_: None, max_blocks=max_blocks)
     limits = assembly.limits
     cache = KVCache(assembly.size.num_blocks, limits.block_size)
     transfer = make_transfer(Settings(engine=engine), config, None, assembly, cache, mailbox)
@@ -74,10 +76,11 @@ class Answer:
 
 
 class EngineProcess:
-    def __init__(self, config: ModelConfig, engine: EngineSettings) -> None:
+    def __init__(self, config: ModelConfig, engine: EngineSettings, max_blocks: int | None = None) -> None:
+        """`max_blocks`: of its KV cache, however many there is room for."""
         own, theirs = socket.socketpair()
         self._socket, (self._ready, pipe) = own, _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=serve, args=(config, engine, theirs, pipe), daemon=True)
+        self.process = _SPAWN.Process(target=serve, args=(config, engine, theirs, pipe, max_blocks), daemon=True)
         self.process.start()
         theirs.close()
         pipe.close()

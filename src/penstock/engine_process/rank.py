@@ -51,7 +51,7 @@ def main() -> None:
         place = join(spec.engine, spec.parallelism, spec.nodes, spec.rank, spec.ways, store, checkpoint.config)
         group = FollowerGroup(place, connection)
         assembly = assemble(checkpoint, spec.engine, lambda name, done, total: None, group=group)
-        group.serve(assembly, spec.engine.rank_timeout_s / _BEATS)
+        group.serve(assembly, spec.engine.rank_timeout_s / _BEATS, lends=spec.engine.kv_port is not None)
     except PenstockError as error:
         with contextlib.suppress(Disconnected):  # the leader may have failed for the same reason, and be gone
             connection.send(FailedToStart(error.code, error.message))

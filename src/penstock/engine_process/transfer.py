@@ -49,8 +49,8 @@ def make_transfer(
         return Transfer(memory=assembly.memory)
     if not cache.shares_prefixes:
         raise ConfigError("KV transfer needs the prefix cache: set prefix_cache, or leave kv_port out", param="kv_port")
-    _check_ranks(assembly)
     _check_mover(settings.engine.kv_mover, assembly)
+    _check_ranks(assembly)
     secret, host = os.environ.get(SECRET_VARIABLE, ""), settings.server.host
     if not secret and not is_loopback_host(host):
         raise ConfigError("KV transfer beyond this machine needs gateway_secret", param="kv_port")
@@ -71,10 +71,7 @@ def make_transfer(
 
 def _check_ranks(assembly: Assembly) -> None:
     """Raises ConfigError."""
-    num_others = assembly.parallelism.num_ranks - 1
-    if num_others and assembly.device.name != "cpu":
-        raise ConfigError("KV transfer is not built for several ranks on GPUs yet: leave kv_port out", param="kv_port")
-    if num_others != len(assembly.other_caches):
+    if assembly.parallelism.num_ranks - 1 != len(assembly.other_caches):
         raise ConfigError("KV transfer needs all ranks on one machine: leave kv_port out", param="kv_port")
 
 
@@ -89,9 +86,10 @@ def _check_mover(kind: str, assembly: Assembly) -> None:
 
 
 def _on_cpu(kind: str, assembly: Assembly, layout: Layout, secret: str) -> tuple[BlockMemory, list[Mover]]:
-    from penstock.runner.kv_memory import SharedCache, host_memory, parts_of  # takes torch
+    from penstock.runner.kv_memory import RankCache, SharedCache, host_memory, parts_of  # takes torch
 
-    own, others, home = parts_of(assembly.kv), assembly.other_caches, assembly.kv_home
+    own, home = parts_of(assembly.kv), assembly.kv_home
+    others = [each for each in assembly.other_caches if isinstance(each, RankCache)]
     memory = host_memory(own, layout, others)
     if kind == "nixl":
         try:
@@ -106,9 +104,11 @@ def _on_cpu(kind: str, assembly: Assembly, layout: Layout, secret: str) -> tuple
 def _on_gpu(kind: str, assembly: Assembly, layout: Layout, secret: str) -> tuple[BlockMemory, list[Mover]]:
     from penstock.runner.cuda_driver import CudaDriver
     from penstock.runner.cuda_kv_memory import CudaMover, device_memory  # takes Triton
+    from penstock.runner.mapped_memory import RankPool
     from penstock.runner.virtual_memory import VirtualMemory
 
-    memory, home = device_memory(assembly.kv, layout), assembly.kv_home
+    others = [each for each in assembly.other_caches if isinstance(each, RankPool)]
+    memory, home = device_memory(assembly.kv, layout, others), assembly.kv_home
     if kind == TCP or not isinstance(home, VirtualMemory):
         return memory, []
     return memory, [CudaMover(memory, home, CudaDriver(memory.device), secret)]

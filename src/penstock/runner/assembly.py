@@ -15,6 +15,7 @@ from penstock.model.ops import LayerKV
 from penstock.quant import Quant
 from penstock.runner.kv_memory import RankCache, SharedCache
 from penstock.runner.limits import Limits
+from penstock.runner.mapped_memory import RankPool
 from penstock.runner.moving import HostCopies
 from penstock.runner.runner import RankRunner
 from penstock.runner.size import EngineSize
@@ -112,7 +113,7 @@ class Assembly:
     other_gpus: tuple[str, ...] = ()  # UUIDs of those that other ranks have, on this node
     experts: Experts | None = None  # None: it is no mixture
     kv: Sequence[LayerKV] = ()  # of this rank
-    other_caches: tuple[RankCache, ...] = ()  # of other ranks, in their order, that this one can reach
+    other_caches: tuple[RankCache | RankPool, ...] = ()  # of other ranks, in their order, that this one can reach
     kv_home: SharedCache | VirtualMemory | None = None  # where it lies; None: wherever torch has put it
 
     @property

@@ -61,18 +61,6 @@ _SIGNATURES = {
 }
 
 
-class _ArrayInterface:
-    """Memory at an address, as torch takes it over."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
 class CudaDriver:
     """The driver, for one device whose context is current in the calling thread, as torch makes it."""
 
@@ -142,10 +130,12 @@ class CudaDriver:
         return handle.value
 
     def tensor(self, address: int, num_bytes: int) -> Tensor:
-        """Bytes at mapped addresses. It may outlive their mapping, but not be used without one."""
-        found = torch.as_tensor(_ArrayInterface(address, num_bytes), device=self._device)
-        assert found.data_ptr() == address, "torch has made a copy"
-        return found
+        """Bytes at addresses, which torch takes for the device's own, also where another GPU's memory is behind them
+        (asked for their device, the driver would name that one, and torch would copy them). It may outlive their
+        mapping, but not be used without one."""
+        found = torch.empty(0, dtype=torch.uint8, device=self._device)
+        storage = torch._C._construct_storage_from_data_pointer(address, found.device, num_bytes)
+        return found.set_(storage, 0, (num_bytes,), (1,))
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])

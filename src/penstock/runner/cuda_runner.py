@@ -168,7 +168,7 @@ class CudaRunner:
             logits, best = self.forward(step)
         answer = self._answers[self._num_steps % self._num_stages][: step.num_rows]
         self._num_steps += 1
-        if specs:
+        if specs is not None:  # the leader takes the answer for the end of the step, also where no token was chosen
             chosen = choose(logits, best, specs)
             answer.copy_(chosen, non_blocking=True)
             scores = score(logits, chosen, specs)

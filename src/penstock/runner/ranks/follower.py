@@ -36,8 +36,9 @@ from penstock.runner.ranks.messages import (
     ToFollower,
     Vectors,
     WakeMemory,
+    Woken,
 )
-from penstock.runner.ranks.rank_cache import offer_cache
+from penstock.runner.ranks.rank_cache import LentPool, lent_pool, offer_cache
 from penstock.runner.ranks.reading import usage_of
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs, decode_choices
@@ -63,10 +64,13 @@ class FollowerGroup:
         self._word = message.word
         return with_size(own, message.size)
 
-    def serve(self, assembly: Assembly, alive_s: float) -> None:
-        """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is."""
-        self._connection.send(Started(assembly.device.uuid, offer_cache(assembly, self._word)))
-        calls = _Calls(assembly, self._connection, answers=self._answers)
+    def serve(self, assembly: Assembly, alive_s: float, *, lends: bool = False) -> None:
+        """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is. `lends`: it needs
+        this rank's KV cache, for other engines."""
+        pool = lent_pool(assembly, self._word) if lends else None
+        cache = pool.offer() if pool is not None else offer_cache(assembly, self._word)
+        self._connection.send(Started(assembly.device.uuid, cache))
+        calls = _Calls(assembly, self._connection, pool, answers=self._answers)
         # Ranks of a stage have the same tokens, and count alike; the leader counts those of its own.
         counts = self.ranks.shard.rank == 0 and self.stage.before is not None
         experts = assembly.experts if counts else None
@@ -84,9 +88,13 @@ class FollowerGroup:
 
 
 class _Calls:
-    def __init__(self, assembly: Assembly, connection: Connection, *, answers: bool) -> None:
-        """`answers`: the leader gets what the model makes of texts from this rank."""
+    def __init__(
+        self, assembly: Assembly, connection: Connection, pool: LentPool | None = None, *, answers: bool
+    ) -> None:
+        """`pool`: this rank's cache, where the leader has it mapped; `answers`: the leader gets what the model makes of
+        texts from this rank."""
         self._connection = connection
+        self._pool = pool
         self._answers = answers
         self.num_made = 1  # the size was the first
         self._assembly = assembly
@@ -138,10 +146,14 @@ class _Calls:
                 assembly.experts.place(layer, ExpertPlacement(tuple(map(tuple, ranks))))
             case ParkMemory():
                 assert assembly.memory is not None
+                if self._pool is not None:
+                    self._pool.withdraw()
                 assembly.memory.park()
             case WakeMemory():
                 assert assembly.memory is not None
                 assembly.memory.wake()
+                if self._pool is not None:
+                    self._connection.send(Woken(self._pool.offer()))
             case Agreed():
                 raise AssertionError("a size is agreed on once")
 

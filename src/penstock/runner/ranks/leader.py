@@ -28,17 +28,20 @@ from penstock.core.ranks import RankLost, RankReading, RankUsage
 from penstock.core.settings import EngineSettings
 from penstock.link.connection import Connection, Disconnected
 from penstock.runner.kv_memory import RankCache
+from penstock.runner.mapped_memory import RankPool
 from penstock.runner.ranks.gathering import Gathered, Gathering, RemoteProcess
 from penstock.runner.ranks.join import JoinedRanks, Place, device_of, here_key, join, make_store
 from penstock.runner.ranks.messages import (
     AdapterRead,
     Agreed,
     Alive,
+    CacheHandle,
     Chosen,
     FailedToStart,
     FromFollower,
     GroupIdentity,
     Lost,
+    PoolHandle,
     RankSpec,
     RunStep,
     Scores,
@@ -46,9 +49,10 @@ from penstock.runner.ranks.messages import (
     Started,
     ToFollower,
     Vectors,
+    Woken,
 )
 from penstock.runner.ranks.process import start_rank
-from penstock.runner.ranks.rank_cache import reach_cache
+from penstock.runner.ranks.rank_cache import map_pool, reach_cache, reach_pool
 from penstock.runner.ranks.ways import close_descriptors, make_ways
 from penstock.runner.size import EngineSize
 from penstock.runner.step_inputs import StepInputs
@@ -103,7 +107,7 @@ class Follower:
         assert isinstance(message, Sized | Started)
         return message
 
-    def next(self, timeout_s: float) -> Alive | Chosen | AdapterRead | Vectors | Scores | Lost:
+    def next(self, timeout_s: float) -> Alive | Woken | Chosen | AdapterRead | Vectors | Scores | Lost:
         """The next message while it runs."""
         try:
             message: FromFollower = self._connection.receive(timeout_s)
@@ -172,6 +176,8 @@ class Leader:
         self._vectors = Answers[list[bytes]]()
         self._scores = Answers[list[float]]()
         self._adapters = Answers[PenstockError | None]()
+        self._woken = Answers[tuple[int, PoolHandle]]()
+        self._pools: dict[int, RankPool] = {}  # caches of other ranks on GPUs that are mapped here
         self.expert_loads: dict[int, LayerLoad] = {}  # of other stages' layers, as they last said
         self._num_calls = 0
         self._word = os.urandom(16)  # for followers' memory
@@ -207,17 +213,33 @@ class Leader:
         self.tell(Agreed(agreed, self._word))
         return with_size(own, agreed)
 
-    def started(self) -> tuple[tuple[str, ...], tuple[RankCache, ...]]:
+    def started(self) -> tuple[tuple[str, ...], tuple[RankCache | RankPool, ...]]:
         """Wait until every follower runs what it is sent. UUIDs of GPUs that ranks of this node have, but its own; and
         the caches of its ranks, in their order, that this one can reach."""
-        uuids, caches = [], []
+        uuids: list[str] = []
+        caches: list[RankCache | RankPool] = []
         for follower in self._followers:
             message = follower.receive()
             assert isinstance(message, Started)
             if self._nodes.node_of(follower.rank) == 0:
                 uuids.append(message.device)
-                caches += [reach_cache(message.cache, self._word)] if message.cache is not None else []
+                if isinstance(message.cache, CacheHandle):
+                    caches.append(reach_cache(message.cache, self._word))
+                elif message.cache is not None:
+                    pool = self._pools[follower.rank] = reach_pool(message.cache, self._word, self.device)
+                    caches.append(pool)
         return tuple(uuid for uuid in uuids if uuid), tuple(caches)
+
+    def release_caches(self) -> None:
+        """Let go of other ranks' caches, before they are parked: what is mapped here is not given back."""
+        for pool in self._pools.values():
+            pool.unmap()
+
+    def reach_caches(self) -> None:
+        """Map them anew; waits until all those ranks are awake."""
+        for _ in self._pools:
+            rank, handle = self._woken.next()
+            map_pool(self._pools[rank], handle, self._word)
 
     def tell(self, message: ToFollower) -> None:
         payload = self._encoder.encode(message)
@@ -294,12 +316,14 @@ class Leader:
                 self._is_found.set()
             first = self._first_lost(lost)
             self.ranks.give_up(first.rank)
-            for answers in (self._chosen, self._vectors, self._scores, self._adapters):
+            for answers in (self._chosen, self._vectors, self._scores, self._adapters, self._woken):
                 answers.put(first)
             on_lost(first)
 
-    def _take(self, message: Chosen | AdapterRead | Vectors | Scores | Lost, follower: Follower) -> None:
+    def _take(self, message: Woken | Chosen | AdapterRead | Vectors | Scores | Lost, follower: Follower) -> None:
         match message:
+            case Woken(handle):
+                self._woken.put((follower.rank, handle))
             case Chosen(sampled):
                 self._chosen.put(sampled)
             case Vectors(vectors):

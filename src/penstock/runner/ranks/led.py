@@ -134,9 +134,12 @@ class LedMemory:
         self._leader = leader
 
     def park(self) -> MemoryChange:
+        self._leader.release_caches()
         self._leader.tell(ParkMemory())
         return self._own.park()
 
     def wake(self) -> MemoryChange:
         self._leader.tell(WakeMemory())
-        return self._own.wake()
+        change = self._own.wake()
+        self._leader.reach_caches()
+        return change

@@ -51,8 +51,8 @@ class Sized(msgspec.Struct, frozen=True, tag=True):
     placement: str = ""  # digest of which ranks have which experts
 
 
-class CacheHandle(msgspec.Struct, frozen=True):
-    """The way to a rank's KV cache, for the leader on the same machine."""
+class CacheHandle(msgspec.Struct, frozen=True, tag=True):
+    """The way to a rank's KV cache in host memory, for the leader on the same machine."""
 
     socket: str  # where the descriptor of its file is handed out
     nonce: bytes
@@ -61,11 +61,25 @@ class CacheHandle(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
+class PoolHandle(msgspec.Struct, frozen=True, tag=True):
+    """The way to a rank's KV cache on a GPU, for the leader on the same machine."""
+
+    socket: str  # where the descriptor of its memory is handed out
+    num_bytes: int  # of the physical memory
+    shape: tuple[int, int, int]  # parts, blocks, bytes of a block's part
+
+
 class Started(msgspec.Struct, frozen=True, tag=True):
     """It runs what it is sent from now on."""
 
     device: str = ""  # the UUID of its GPU; "": a CPU
-    cache: CacheHandle | None = None  # None: nobody else reaches it
+    cache: CacheHandle | PoolHandle | None = None  # None: nobody else reaches it
+
+
+class Woken(msgspec.Struct, frozen=True, tag=True):
+    """Its memory is there again, after it was parked; sent where the leader had reached it."""
+
+    cache: PoolHandle
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -117,7 +131,7 @@ class FailedToStart(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromFollower = Sized | Started | Alive | Chosen | AdapterRead | Vectors | Scores | Lost | FailedToStart
+FromFollower = Sized | Started | Woken | Alive | Chosen | AdapterRead | Vectors | Scores | Lost | FailedToStart
 
 
 # -- to all followers, in one order
