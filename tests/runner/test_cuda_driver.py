@@ -5,17 +5,31 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from msgspec.structs import replace
 
 from penstock.core.errors import ConfigError, EngineFailed, EngineUnavailable
+from penstock.core.nodes import NodeMap
+from penstock.core.parallelism import Parallelism
+from penstock.core.parking import MemoryChange
+from penstock.core.settings import EngineSettings
+from penstock.link.connection import Connection
 from penstock.model.ops.build import find_compiler
+from penstock.model.stages import Stage
 from penstock.runner.cuda_driver import CudaDriver
 from penstock.runner.mapped_memory import MappedMemory, RankPool
+from penstock.runner.ranks.follower import _Calls
+from penstock.runner.ranks.join import LoneStage, Place
+from penstock.runner.ranks.leader import Follower, Leader
+from penstock.runner.ranks.led import LedMemory
+from penstock.runner.ranks.messages import FromFollower, Started, ToFollower
 from penstock.runner.ranks.rank_cache import LentPool, map_pool, pool_at
 from penstock.runner.virtual_memory import Keep, VirtualMemory
 
@@ -152,6 +166,56 @@ def test_memory_that_cannot_be_mapped_leaves_nothing_behind(library: str) -> Non
         os.fstat(descriptor)
     memory.park()
     assert driver.free_bytes() == TOTAL
+
+
+class Own:
+    """The leader's own memory, which is not looked at."""
+
+    def park(self) -> MemoryChange:
+        return MemoryChange({})
+
+    wake = park
+
+
+def test_the_leader_lets_go_of_its_ranks_caches_for_a_park_and_has_the_new_ones_after_a_wake(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = HostDriver(DEVICE, library)
+    monkeypatch.setattr(
+        "penstock.runner.ranks.leader.reach_pool", lambda handle, word, _: pool_at(handle, word, driver)
+    )
+    nodes, parallelism = NodeMap((2,), ("",)), Parallelism(tp=2)
+    place = Place(parallelism, nodes, LoneStage(), Stage(), DEVICE)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["true"])
+    follower = Follower(1, process, Connection(ours, FromFollower))
+    leader = Leader(place, [follower], EngineSettings(rank_timeout_s=60.0))
+    connection = Connection(theirs, ToFollower)
+    # The follower's side: its loop, with memory of the fake driver.
+    memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    kv = memory.zeros((1, 2, 3, 8), dtype=torch.float32, device=DEVICE)
+    lent = LentPool(memory, kv, leader._word)
+    calls = _Calls(SimpleNamespace(memory=memory), connection, lent, answers=False)  # type: ignore[arg-type]
+    connection.send(Started("GPU-1", lent.offer()))
+    uuids, (pool,) = leader.started()
+    assert uuids == ("GPU-1",)
+    assert isinstance(pool, RankPool)
+    leader.watch(lambda lost: None)
+    led = LedMemory(Own(), leader)
+    led.park()
+    calls.make(connection.receive(60.0))
+    assert driver.free_bytes() == TOTAL
+    with ThreadPoolExecutor(1) as threads:
+        waking = threads.submit(led.wake)
+        calls.make(connection.receive(60.0))
+        waking.result(60.0)
+    kv[0, 1, 2] = 3.0
+    assert pool.parts[1, 2].view(torch.float32).tolist() == [3.0] * 8
+    led.park()
+    lent.withdraw()
+    memory.park()
+    assert driver.free_bytes() == TOTAL
+    process.wait()
 
 
 def test_a_machine_whose_driver_has_nothing_of_it_says_so(tmp_path: Path) -> None:
