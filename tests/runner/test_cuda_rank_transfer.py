@@ -35,7 +35,7 @@ def settings(mover: Mover, **layout: int) -> EngineSettings:
         kv_port=0,
         kv_mover=mover,
         dtype="float32",
-        block_size=BLOCK // layout.get("sp", 1),  # of a rank's part
+        block_size=BLOCK,
         max_num_seqs=4,
         chunk_tokens=64,
         threads=1,
@@ -92,13 +92,13 @@ def three(mps: None) -> Iterator[Three]:
     stop([made.lender, *made.pullers.values()])
 
 
-def same_answers(puller: EngineProcess, lender: EngineProcess) -> None:
+def same_answers(puller: EngineProcess, lender: EngineProcess, block: int = BLOCK) -> None:
     for number, length in enumerate((17, 64, 65, 200, 243)):
         prompt, prefills = make_prompt(length), number % 2 == 0  # else it was asked before
         before = [] if prefills else submit(lender, prompt).wait()
         answer = submit(puller, prompt, lender, prefills=prefills)
         tokens = answer.wait()
-        assert num_pulled(answer) == (length - 1) // BLOCK * BLOCK
+        assert num_pulled(answer) == (length - 1) // block * block
         assert tokens == (before or submit(lender, prompt).wait())
 
 
@@ -133,7 +133,7 @@ def test_an_engine_of_another_size_is_refused_at_the_handshake(three: Three, cap
 def test_stages_and_parts_of_sequences_are_pulled_too(layout: dict[str, int], mps: None) -> None:
     engines = start(settings("cuda", **layout), settings("cuda", **layout))
     try:
-        same_answers(*engines)
+        same_answers(*engines, block=BLOCK * layout.get("sp", 1))  # `block_size` is that of a rank's part
     finally:
         stop(engines)
 

@@ -190,6 +190,16 @@ def test_tensors_are_found_wherever_they_are_held() -> None:
     assert {id(one) for one in tensors_of(held)} == {id(one) for one in made}
 
 
+def test_memory_that_other_ranks_have_mapped_is_not_moved() -> None:
+    class Collective:
+        stays_in_place = True
+
+        def __init__(self) -> None:
+            self.buffer = torch.zeros(3)
+
+    assert list(tensors_of({"ranks": [Collective()]})) == []
+
+
 def views_of(driver: FakeDriver, tensors: Sequence[Tensor]) -> list[bool]:
     return [one.untyped_storage().data_ptr() in driver.ranges for one in tensors]
 

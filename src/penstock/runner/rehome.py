@@ -2,7 +2,8 @@
 are.
 
 All tensors of one storage move together, so views stay views. What is moved is freed at once, a gibibyte at a time: the
-device never holds two copies of a model.
+device never holds two copies of a model. Objects of a class with `stays_in_place` keep theirs: other processes have
+mapped that memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def tensors_of(*roots: object) -> Iterator[Tensor]:
 
 
 def _held_by(found: object) -> Iterable[object]:
+    if getattr(type(found), "stays_in_place", False):
+        return ()
     if isinstance(found, dict):
         return [*found.keys(), *found.values()]
     if isinstance(found, list | tuple | set | frozenset):

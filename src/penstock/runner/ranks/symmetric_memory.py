@@ -27,6 +27,7 @@ _OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 class SymmetricMemoryRanks:
     is_estimated = True  # the time of its collectives: see `collective_times`
+    stays_in_place = True  # the buffer, which other ranks have mapped: see `rehome`
 
     def __init__(
         self, shard: Shard, device: torch.device, group: dist.ProcessGroup, *, buffer_bytes: int = BUFFER_BYTES
@@ -128,6 +129,8 @@ class SymmetricMemoryLink:
 
 class LinkMemory:
     """Each rank's buffer for what the stage before sends it. All ranks of the model make theirs at once."""
+
+    stays_in_place = True  # as above
 
     def __init__(self, rank: int, device: torch.device, buffer_bytes: int = BUFFER_BYTES) -> None:
         group = dist.group.WORLD
