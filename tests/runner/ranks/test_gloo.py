@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TypeVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from penstock.core.ranks import RankLost
 from penstock.model.shard import Shard
 from penstock.runner.ranks.gloo import DistributedLink, DistributedRanks, make_group
 
+J, T = TypeVar("J"), TypeVar("T")
 SHAPES = [(1, 5), (3, 64), (7, 333)]
 
 
@@ -23,8 +25,8 @@ def on_every_rank(
 ) -> list[list[Tensor]]:
     store = HashStore()
 
-    def one(rank: int) -> list[Tensor]:
-        ranks = DistributedRanks(
+    def join(rank: int) -> DistributedRanks:
+        return DistributedRanks(
             Shard(rank, size, sp),
             torch.device("cpu"),
             store,
@@ -32,10 +34,16 @@ def on_every_rank(
             timeout_s=60.0,
             gathered_bytes=gathered_bytes,
         )
-        return run(ranks)
 
+    return on_all(size, join, run)
+
+
+def on_all(size: int, join: Callable[[int], J], run: Callable[[J], T]) -> list[T]:
+    """What `run` returns on each rank, once all have joined. None is gone, with its connections, before all are done:
+    one that is slow would lose it while they meet."""
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(one, range(size)))
+        joined = list(pool.map(join, range(size)))
+        return list(pool.map(run, joined))
 
 
 def part(rank: int, shape: tuple[int, int]) -> Tensor:
@@ -89,21 +97,27 @@ def test_neighbours_gather_and_exchange_among_themselves(size: int, sp: int) -> 
 
 def test_a_stage_receives_what_the_one_before_sends() -> None:
     """As GPUs of several nodes have it; their groups are NCCL's."""
-    store, cpu = HashStore(), torch.device("cpu")
+    store, cpu, rows = HashStore(), torch.device("cpu"), (3, 1)
 
-    def one(rank: int) -> Tensor:
+    def join(rank: int) -> DistributedLink:
         group = make_group(cpu, store, rank, 2, host=f"127.0.0.{rank + 1}", timeout_s=60.0)
-        link = DistributedLink(group, 1 - rank, cpu, hidden=5, dtype=torch.bfloat16)
-        for rows in (3, 1):
-            if rank == 0:
-                link.send(part(rows, (rows, 5)))
-            else:
-                found = link.receive(rows)
-                assert torch.equal(found, part(rows, (rows, 5)).to(torch.bfloat16))
-        return torch.empty(0)
+        return DistributedLink(group, 1 - rank, cpu, hidden=5, dtype=torch.bfloat16)
+
+    def send(link: DistributedLink) -> list[Tensor]:
+        for count in rows:
+            link.send(part(count, (count, 5)))
+        return []
+
+    def receive(link: DistributedLink) -> list[Tensor]:
+        return [link.receive(count) for count in rows]
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, range(2)))
+        first, second = pool.map(join, range(2))
+        sending = pool.submit(send, first)
+        received = receive(second)
+        sending.result()
+    for count, found in zip(rows, received, strict=True):
+        assert torch.equal(found, part(count, (count, 5)).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(
