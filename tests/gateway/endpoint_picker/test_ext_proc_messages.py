@@ -22,7 +22,7 @@ def _kind(field: FieldDescriptor) -> str:
     if field.message_type is None:
         kind = _KINDS[field.type]
     elif field.message_type.GetOptions().map_entry:
-        return "map"
+        return f"map:.{field.message_type.fields_by_name['value'].message_type.full_name}"
     else:
         kind = field.message_type.name
         kind = f".{field.message_type.full_name}" if field.message_type.full_name.startswith("google") else kind

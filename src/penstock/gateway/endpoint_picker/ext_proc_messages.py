@@ -6,19 +6,19 @@ it (grpc/grpc #42926). A test holds this table to them. Fields that are not here
 
 from __future__ import annotations
 
-from typing import Any
+from google.protobuf import struct_pb2
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
+from penstock.rpc.messages import Message, ProtoFile
 
-Message = Any  # classes of which are made at run time
+__all__ = ["Message"]
 
 _STRUCT = ".google.protobuf.Struct"
-# `*` repeated, `map` of texts to Struct, `|` in the message's oneof; an enum is its number.
+# An enum is its number.
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
     "HeaderMap": {"headers": (1, "*HeaderValue")},
     "HeaderValueOption": {"header": (1, "HeaderValue"), "append_action": (3, "int32")},
-    "Metadata": {"filter_metadata": (1, "map")},
+    "Metadata": {"filter_metadata": (1, f"map:{_STRUCT}")},
     "HttpHeaders": {"headers": (1, "HeaderMap"), "end_of_stream": (3, "bool")},
     "HttpBody": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
     "HttpTrailers": {"trailers": (1, "HeaderMap")},
@@ -63,60 +63,24 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     },
 }
 _ONEOFS = {"ProcessingRequest": "request", "ProcessingResponse": "response", "BodyMutation": "mutation"}
-_PACKAGE = "penstock.ext_proc"
-_SCALARS = {"string": 9, "bytes": 12, "bool": 8, "int32": 5}  # by descriptor.proto
-_MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
-
-
-def _file() -> descriptor_pb2.FileDescriptorProto:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="penstock/ext_proc.proto", package=_PACKAGE, syntax="proto3", dependency=[struct_pb2.DESCRIPTOR.name]
-    )
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        if name in _ONEOFS:
-            message.oneof_decl.add(name=_ONEOFS[name])
-        for field, (number, kind) in fields.items():
-            _add_field(message, field, number, kind)
-    return file
-
-
-def _add_field(message: Message, name: str, number: int, kind: str) -> None:
-    """A map is what protobuf makes of it: a repeated pair."""
-    if kind == "map":
-        pair = message.nested_type.add(name="FilterMetadataEntry")
-        pair.options.map_entry = True
-        _add_field(pair, "key", 1, "string")
-        _add_field(pair, "value", 2, _STRUCT)
-        kind = f"*.{_PACKAGE}.{message.name}.{pair.name}"
-    plain = kind.lstrip("*|")
-    field = message.field.add(name=name, number=number, label=_REPEATED if kind.startswith("*") else _OPTIONAL)
-    field.type = _SCALARS.get(plain, _MESSAGE)
-    if field.type == _MESSAGE:
-        field.type_name = plain if plain.startswith(".") else f".{_PACKAGE}.{plain}"
-    if kind.startswith("|"):
-        field.oneof_index = 0
-
-
-_pool = descriptor_pool.DescriptorPool()
-_pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
-_pool.AddSerializedFile(_file().SerializeToString())
-
-
-def _class(name: str) -> Any:
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-
-
-BodyMutation, BodyResponse, CommonResponse = _class("BodyMutation"), _class("BodyResponse"), _class("CommonResponse")
-HeaderMutation, HeadersResponse, HeaderValue = (
-    _class("HeaderMutation"),
-    _class("HeadersResponse"),
-    _class("HeaderValue"),
+_file = ProtoFile(
+    "penstock/ext_proc.proto",
+    "penstock.ext_proc",
+    MESSAGES,
+    oneofs=_ONEOFS,
+    dependencies=[struct_pb2.DESCRIPTOR],
 )
-HeaderValueOption, HttpStatus = _class("HeaderValueOption"), _class("HttpStatus")
-ImmediateResponse, StreamedBodyResponse = _class("ImmediateResponse"), _class("StreamedBodyResponse")
-ProcessingRequest, ProcessingResponse = _class("ProcessingRequest"), _class("ProcessingResponse")
-TrailersResponse = _class("TrailersResponse")
+
+BodyMutation, BodyResponse, CommonResponse = _file["BodyMutation"], _file["BodyResponse"], _file["CommonResponse"]
+HeaderMutation, HeadersResponse, HeaderValue = (
+    _file["HeaderMutation"],
+    _file["HeadersResponse"],
+    _file["HeaderValue"],
+)
+HeaderValueOption, HttpStatus = _file["HeaderValueOption"], _file["HttpStatus"]
+ImmediateResponse, StreamedBodyResponse = _file["ImmediateResponse"], _file["StreamedBodyResponse"]
+ProcessingRequest, ProcessingResponse = _file["ProcessingRequest"], _file["ProcessingResponse"]
+TrailersResponse = _file["TrailersResponse"]
 
 BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED = 2, 3, 4  # of ProcessingMode.BodySendMode
 OVERWRITE_IF_EXISTS_OR_ADD = 2  # of HeaderValueOption.HeaderAppendAction

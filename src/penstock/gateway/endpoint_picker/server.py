@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,24 @@ from penstock.observe import background
 
 try:
     import grpc
-    from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 
     from penstock.gateway.endpoint_picker import ext_proc_messages as pb
     from penstock.gateway.endpoint_picker.ext_proc import process
+    from penstock.rpc.health import Serving, health_service
+    from penstock.rpc.listening import Credentials, bind, credentials_of
 except ImportError as error:
     raise ConfigError(f"an Endpoint Picker needs the extra penstock[epp]: {error}") from None
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
-_HEALTH = "grpc.health.v1.Health"
-_SERVING, _NOT_SERVING = 1, 2
-_WATCH_S = 1.0
 _ENVELOPE_BYTES = 1 << 20  # of a message, besides its body
 _SELF_SIGNED = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-
-Credentials = Any  # gRPC's, which come without types
 
 
 class EndpointPickerServer:
     def __init__(self, picker: EndpointPicker) -> None:
         self._picker = picker
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._servers: list[Any] = []
         self.port = self.health_port = 0
 
@@ -48,14 +44,14 @@ class EndpointPickerServer:
         size = settings.max_body_bytes + _ENVELOPE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.so_reuseport", 0)]
         server = grpc.aio.server(options=options)
-        server.add_generic_rpc_handlers((self._ext_proc(), self._health()))
+        server.add_generic_rpc_handlers((self._ext_proc(), health_service(self.status, self._stopping)))
         credentials = _credentials(settings) if settings.secure else None
-        self.port = _bind(server, settings.host, settings.port, "endpoint_picker.port", credentials)
+        self.port = bind(server, settings.host, settings.port, "endpoint_picker.port", credentials)
         self._servers = [server]
         if settings.health_port is not None:
             health = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-            health.add_generic_rpc_handlers((self._health(),))
-            self.health_port = _bind(health, settings.host, settings.health_port, "endpoint_picker.health_port", None)
+            health.add_generic_rpc_handlers((health_service(self.status, self._stopping),))
+            self.health_port = bind(health, settings.host, settings.health_port, "endpoint_picker.health_port", None)
             self._servers.append(health)
         for one in self._servers:
             await one.start()
@@ -65,7 +61,7 @@ class EndpointPickerServer:
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Envoy opens no more streams; those that are open may go on for so long, or as the settings say."""
-        self._is_stopping = True
+        self._stopping.set()
         grace_s = self._picker.picking.drain_s if grace_s is None else grace_s
         for server in self._servers:
             await server.stop(grace_s)
@@ -84,93 +80,30 @@ class EndpointPickerServer:
 
     # -- health
 
-    def status(self, service: str) -> int | None:
-        """Serving status in the numbers of grpc.health.v1; None: there is no such service."""
+    async def status(self, service: str) -> Serving | None:
         match service:
             case "liveness":
-                return _SERVING
+                return Serving.SERVING
             case "" | "readiness" | "envoy.service.ext_proc.v3.ExternalProcessor":
-                return _SERVING if self._is_ready() else _NOT_SERVING
+                return Serving.SERVING if self._is_ready() else Serving.NOT_SERVING
             case _:
                 return None
 
     def _is_ready(self) -> bool:
         """A replica is ready, or requests may wait until a controller has started one."""
         picker, now = self._picker, self._picker.now()
-        if self._is_stopping or background.dead():
+        if self._stopping.is_set() or background.dead():
             return False
         replicas = picker.replicas.values()
         return picker.admission.can_hold(now) or any(
             replica.snapshot.state_at(now) is ReplicaState.READY for replica in replicas
         )
 
-    def _health(self) -> Any:
-        """grpc.health.v1 by its wire format: its request is one text, and its response one number, both field 1."""
-
-        async def check(request: StringValue, context: Any) -> UInt32Value:
-            status = self.status(request.value)
-            if status is None:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-            return UInt32Value(value=status)
-
-        async def watch(request: StringValue, context: Any) -> AsyncIterator[UInt32Value]:
-            told = None
-            while True:
-                status = self.status(request.value) or 3  # SERVICE_UNKNOWN, of which a watch is told
-                if status != told:
-                    told = status
-                    yield UInt32Value(value=status)
-                await asyncio.sleep(_WATCH_S)
-
-        text, number = StringValue.FromString, UInt32Value.SerializeToString
-        return grpc.method_handlers_generic_handler(
-            _HEALTH,
-            {
-                "Check": grpc.unary_unary_rpc_method_handler(check, text, number),
-                "Watch": grpc.unary_stream_rpc_method_handler(watch, text, number),
-            },
-        )
-
-
-def _bind(server: Any, host: str, port: int, param: str, credentials: Credentials | None) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = (
-            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
-        )
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise ConfigError(f"cannot listen on {address}", param=param)
-    return int(bound)
-
 
 def _credentials(settings: EndpointPickerSettings) -> Credentials:
-    if settings.tls_cert is None:
-        return grpc.ssl_server_credentials([_self_signed()])
-    read = _pair_reader(Path(settings.tls_cert), Path(settings.tls_key or settings.tls_cert))
-    try:
-        pair = read()
-    except OSError as error:
-        raise ConfigError(f"cannot read the certificate: {error}", param="endpoint_picker.tls_cert") from None
-
-    def fetch() -> Any:
-        """Called at each handshake. A certificate that cannot be read leaves the last one in use."""
-        nonlocal pair
-        try:
-            found = read()
-        except OSError:
-            return None
-        if found == pair:
-            return None
-        pair = found
-        return grpc.ssl_server_certificate_configuration([found])
-
-    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([pair]), fetch)
-
-
-def _pair_reader(cert: Path, key: Path) -> Callable[[], tuple[bytes, bytes]]:
-    return lambda: (key.read_bytes(), cert.read_bytes())
+    if settings.tls_cert is not None:
+        return credentials_of(settings.tls_cert, settings.tls_key, None, "endpoint_picker.tls_cert")
+    return grpc.ssl_server_credentials([_self_signed()])
 
 
 def _self_signed() -> tuple[bytes, bytes]:
@@ -183,4 +116,4 @@ def _self_signed() -> tuple[bytes, bytes]:
         except (OSError, subprocess.CalledProcessError) as error:
             message = f"a certificate that signs itself needs the openssl program ({error}): set tls_cert"
             raise ConfigError(message, param="endpoint_picker.tls_cert") from None
-        return _pair_reader(cert, key)()
+        return key.read_bytes(), cert.read_bytes()
