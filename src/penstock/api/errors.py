@@ -126,6 +126,12 @@ def anthropic_error_body(error: PenstockError, request_id: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
 
+def plain_error_body(message: str, code: str = "", param: str | None = None, reason: str | None = None) -> bytes:
+    """Clients of the Open Inference Protocol read a text as the error. What is ours stands beside it."""
+    beside = {"code": code or None, "param": param, "reason": reason}
+    return msgspec.json.encode({"error": message, **{name: value for name, value in beside.items() if value}})
+
+
 class Convention(NamedTuple):
     """What a family of clients expects of an error, and in which headers it looks for the request's id."""
 
@@ -142,7 +148,15 @@ ANTHROPIC = Convention(
     anthropic_status, anthropic_error_body, event_name=b"error", id_headers=(b"x-request-id", b"request-id")
 )
 
+OPEN_INFERENCE = Convention(
+    status=lambda error: http_error(error).status,
+    body=lambda error, _: plain_error_body(error.message, error.code, error.param, error.reason),
+    event_name=None,
+)
+
 
 def convention_at(target: bytes) -> Convention:
     """The convention of those who ask for this path, for errors of which no handler knows."""
+    if target.startswith(b"/v2/"):
+        return OPEN_INFERENCE
     return ANTHROPIC if target.startswith(b"/v1/messages") else OPENAI

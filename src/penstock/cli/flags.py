@@ -24,6 +24,7 @@ GATEWAY = "gateway in front of --replicas"
 TOPICS = {  # of `serve --help`, in its order
     MOST_USED: (
         "server.port",
+        "server.grpc_port",
         "server.host",
         "server.name",
         "engine.device",

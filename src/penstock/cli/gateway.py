@@ -35,6 +35,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--worker", help=argparse.SUPPRESS)  # for a supervisor
     command.add_argument("--host", help="address to listen on")
     command.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
+    command.add_argument("--grpc-port", type=int, help="port of the Open Inference Protocol over gRPC; see the setting")
     command.add_argument("--admin-host", help="address of the admin port (default: 127.0.0.1)")
     command.add_argument("--admin-port", type=int, help="port of the admin API and /metrics; see the setting")
     command.add_argument(
@@ -52,6 +53,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 _SETTINGS = (
     "host",
     "port",
+    "grpc_port",
     "admin_host",
     "admin_port",
     "request_log",

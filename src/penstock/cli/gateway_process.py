@@ -20,6 +20,7 @@ from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.certificates import Certificates
 from penstock.cli.gateway_worker import GatewayWorker
+from penstock.cli.grpc_port import grpc_of_gateway
 from penstock.cli.listening import listening_socket
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
 from penstock.cli.telemetry import gateway_traces, pushed_metrics
@@ -64,6 +65,7 @@ from penstock.http.server import Server
 from penstock.hub.home import penstock_home
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
+from penstock.oip.over_http import OverHttp
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.fleet import PoolStatus
@@ -76,6 +78,7 @@ from penstock.tenancy.limits.shared import SharedLimiter
 from penstock.tenancy.store import open_store
 
 if TYPE_CHECKING:
+    from penstock.oip.over_grpc import OverGrpc
     from penstock.tenancy.limits.redis import RedisLimiter
 
 log = logging.getLogger("penstock.gateway")
@@ -197,13 +200,21 @@ async def serve(
                         else:
                             assert listener is not None
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
-                            server = Server(app, limits, gate=gate, cors=Cors.of(settings.allowed_origins))
+                            front = OverHttp(app, gate, gateway.can_serve)
+                            server = Server(front, limits, gate=front, cors=Cors.of(settings.allowed_origins))
+                            grpc = grpc_of_gateway(settings, gateway, has_siblings=worker is not None)
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())
                                 await worker.warm_up(num_ready, used)
                                 worker.accepts_by(server)
                             await server.listen(listener, tls=tls)
-                            line, stop = _ready_line(settings, listener, keys), partial(server.stop, _DRAIN_S)
+                            stop = partial(server.stop, _DRAIN_S)
+                            line = _ready_line(settings, listener, keys)
+                            if grpc is not None:
+                                line = f"{line}\n{await grpc.listen()}"
+                                stop = partial(_stop_both, server, grpc)
+                                if worker is not None:
+                                    worker.accepts_by(grpc)
                         again = _reload_on_hangup(configuration, certificates)
                         told, words = _told_to_end(), [line, notice]
                         print(*words, sep="\n", flush=True)
@@ -234,6 +245,10 @@ def read_again(opened: Callable[[], AbstractContextManager[GatewaySettings]]) ->
     with opened() as settings:
         replicas_of(settings.pools(), settings.health)
         return settings
+
+
+async def _stop_both(server: Server, grpc: OverGrpc) -> None:
+    await asyncio.gather(server.stop(_DRAIN_S), grpc.stop(_DRAIN_S))
 
 
 def _public_listener(settings: GatewaySettings, keys: KeyRing, worker: GatewayWorker | None) -> socket.socket:

@@ -19,10 +19,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -31,7 +31,6 @@ from penstock.cli.listening import listening_socket
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.engine.messages import Failed
 from penstock.gateway.settings.gateway import GatewaySettings
-from penstock.http.server import Server
 from penstock.observe.merge import merged
 from penstock.observe.redaction import redact
 from penstock.observe.registry import Registry
@@ -44,6 +43,12 @@ _IDLE_GRACE_S = 5.0
 _WARM_UP_S = 3.0
 _LOOK_S = 0.02
 HAND_OVER_S = 300.0  # for the streams of a worker that was replaced; nobody waits for it
+
+
+class Stoppable(Protocol):
+    """A server, to be told that another process has its place."""
+
+    def stop(self, grace_s: float, *, idle_grace_s: float) -> Coroutine[None, None, int]: ...
 
 
 class Address(NamedTuple):
@@ -134,7 +139,7 @@ class GatewayWorker:
         self._path = worker_socket(self._directory, spec.slot, os.getpid())
         self._sockets = [_shared_socket(descriptor) for descriptor in spec.descriptors]
         self._is_replaced = asyncio.Event()
-        self._servers: list[Server] = []
+        self._servers: list[Stoppable] = []
 
     def public_listener(self) -> socket.socket:
         """For a server, which closes it in the end."""
@@ -252,8 +257,8 @@ class GatewayWorker:
 
     # -- the end
 
-    def accepts_by(self, server: Server) -> None:
-        """`server` listens on one of the sockets."""
+    def accepts_by(self, server: Stoppable) -> None:
+        """`server` listens on one of the sockets, or on a port that the workers share."""
         self._servers.append(server)
 
     async def until_told(self, told: asyncio.Event) -> None:

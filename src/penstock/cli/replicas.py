@@ -147,6 +147,7 @@ def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str,
     return GatewaySettings(
         host=server.host,
         port=server.port,
+        grpc_port=server.grpc_port,
         store=store,
         allowed_hosts=server.allowed_hosts,
         allowed_origins=server.allowed_origins,
@@ -240,7 +241,9 @@ def _write_config(settings: Settings, name: str, port: int, role: Role, count: i
     """JSON is YAML too. KV blocks go between these replicas, at ports that they pick."""
     threads = settings.engine.threads or max(1, usable_cores() // count)
     engine = replace(settings.engine, threads=threads, kv_port=0)
-    plain = replace(settings.server, tls_cert=None, tls_key=None, client_ca=None)  # on loopback, to their gateway
+    plain = replace(
+        settings.server, tls_cert=None, tls_key=None, client_ca=None, grpc_port=None
+    )  # on loopback, to their gateway
     server = replace(plain, host="127.0.0.1", port=port, name=name, role=role, gateway_secret=None)
     path = directory / f"replica-{port}.yaml"
     path.write_bytes(msgspec.json.encode(asdict(replace(settings, engine=engine, server=server))))

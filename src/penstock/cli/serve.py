@@ -24,6 +24,7 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
 from penstock.cli.before_serving import check, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
+from penstock.cli.grpc_port import grpc_of_replica
 from penstock.cli.node import serve_node, share_ranks_secret
 from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
@@ -46,6 +47,7 @@ from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
+from penstock.oip.over_http import OverHttp
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
@@ -130,8 +132,9 @@ async def _serve(
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
     tls = tls_of(settings.server)
     server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls)
+    grpc_line = await server.listen_grpc()
     if on_ready is None:
-        print(loading_message(name, settings, files), flush=True)
+        print(*filter(None, (loading_message(name, settings, files), grpc_line)), sep="\n", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder, engine))
@@ -251,14 +254,19 @@ class HttpServer:
     ) -> None:
         """`clock`: of the limits on slow clients."""
         self._app = AsgiApp(app)
+        self._grpc = grpc_of_replica(settings, self._app)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
-        self._server = Server(self._app, limits, clock, cors=cors)
+        self._server = Server(OverHttp(self._app), limits, clock, cors=cors)
         self._drain = drain
         self._engine = engine
         self._feed = feed
         self._tls = tls
         self._drain_timeout_s = settings.drain_timeout_s
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
+
+    async def listen_grpc(self) -> str | None:
+        """Where the gRPC port is, in words; None: there is none. Raises ConfigError."""
+        return None if self._grpc is None else await self._grpc.listen()
 
     def stop(self) -> None:
         (self._told_again if self._told.is_set() else self._told).set()
@@ -290,7 +298,9 @@ class HttpServer:
             ending, idle = loop.create_task(self._end_requests()), loop.create_task(self._drain.wait_idle())
             try:
                 await asyncio.wait((ending, idle), return_when=asyncio.FIRST_COMPLETED)
-                await self._server.stop(max(0.0, stopped_at - loop.time()))
+                grace_s = max(0.0, stopped_at - loop.time())
+                stops = [self._server.stop(grace_s)] + ([self._grpc.stop(grace_s)] if self._grpc is not None else [])
+                await asyncio.gather(*stops)
             finally:
                 ending.cancel()
                 idle.cancel()

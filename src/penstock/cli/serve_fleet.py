@@ -40,7 +40,7 @@ from penstock.tenancy.fleet import FleetReplica, PoolStatus
 from penstock.tenancy.store import open_store
 
 _STOP_S = 10.0
-_OF_THE_GATEWAY = {"host", "port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
+_OF_THE_GATEWAY = {"host", "port", "grpc_port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
 
 
 def serve_range(settings: Settings, fewest: int, most: int, num_processes: int = 1) -> None:

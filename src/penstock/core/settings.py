@@ -169,6 +169,11 @@ class EngineSettings:
 class ServerSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
+    grpc_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
+        None,
+        "port of the Open Inference Protocol over gRPC, on the same host and with the same certificate "
+        "(penstock[grpc]); 0 picks a free one; none: HTTP alone, which has it under /v2",
+    )
     name: str | None = setting(None, "model id that clients use; auto: from the model's name")
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
         "auto", "how the model calls tools; auto: by its chat template"

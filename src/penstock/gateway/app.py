@@ -367,6 +367,18 @@ class Gateway(Subscriber):
             chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
         self.begin(SizedRequest(routed, request, size, body, access.quota, chain))
 
+    def can_serve(self, name: str) -> bool:
+        """Whether a request for this model, alias or version would find a replica now, or be held until there is one.
+        Raises ModelNotFound."""
+        route, now = self.routes.find(name), self.now()
+        if route.rules is not None:
+            route = self.routes.find(route.rules.default)
+        pools = {share.pool for share in route.pools if share.weight}
+        return any(self.admission.hold_s(pool, now) for pool in pools) or any(
+            replica.model in pools and replica.snapshot.state_at(now) is ReplicaState.READY
+            for replica in self.replicas.values()
+        )
+
     def begin(self, sized: SizedRequest) -> None:
         """Hands a request over that all is known of: to the proxy."""
         ProxiedRequest(self._proxy, sized).begin()

@@ -133,6 +133,11 @@ class DnsSettings:
 class GatewaySettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: Annotated[int, Meta(ge=0, le=65535)] = setting(8000, "port to listen on; 0 picks a free one")
+    grpc_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
+        None,
+        "port of the Open Inference Protocol over gRPC, on the same host and with the same certificate "
+        "(penstock[grpc]); 0 picks a free one; none: HTTP alone, which has it under /v2",
+    )
     store: str | None = setting(None, "where tenants, keys and usage are: sqlite:///path or postgresql://…")
     limiter: str | None = setting(
         None,

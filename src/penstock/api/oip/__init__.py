@@ -1,0 +1,1 @@
+"""The Open Inference Protocol (KServe, Triton) for models that make text: tensors in, text out."""

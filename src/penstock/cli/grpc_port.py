@@ -1,0 +1,39 @@
+"""The gRPC port of a replica or a gateway, if it has one: on the host of its HTTP port, with the same certificate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import ConfigError
+from penstock.core.settings import ServerSettings
+from penstock.http.limits import ClientLimits
+from penstock.http.server import App
+
+if TYPE_CHECKING:
+    from penstock.gateway.app import Gateway
+    from penstock.gateway.settings.gateway import GatewaySettings
+    from penstock.oip.over_grpc import OverGrpc
+
+
+def grpc_of_replica(settings: ServerSettings, app: App) -> OverGrpc | None:
+    """Raises ConfigError where penstock[grpc] is not installed."""
+    if settings.grpc_port is None:
+        return None
+    from penstock.oip.over_grpc import GrpcPort, OverGrpc
+
+    files = (settings.tls_cert, settings.tls_key, settings.client_ca)
+    return OverGrpc(app, GrpcPort(settings.host, settings.grpc_port, settings.max_body_bytes, *files))
+
+
+def grpc_of_gateway(settings: GatewaySettings, gateway: Gateway, *, has_siblings: bool) -> OverGrpc | None:
+    """`has_siblings`: other workers of this gateway accept at the same port. Raises ConfigError."""
+    port = settings.grpc_port
+    if port is None:
+        return None
+    if has_siblings and not port:
+        raise ConfigError("several workers cannot pick one free port: give it a number", param="grpc_port")
+    from penstock.oip.over_grpc import GrpcPort, OverGrpc
+
+    files = (settings.tls_cert, settings.tls_key, None)
+    where = GrpcPort(settings.host, port, ClientLimits().max_body_bytes, *files, shares=has_siblings)
+    return OverGrpc(gateway, where, gateway.can_serve)

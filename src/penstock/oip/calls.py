@@ -1,0 +1,104 @@
+"""The protocol's calls, whatever they come over: questions about the server and its models, and inference.
+
+Each is one or two requests to the application in the caller's name. What the application refuses is raised as a
+`Refusal`, with its status and words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+from urllib.parse import quote
+
+from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
+from penstock.api.oip.metadata import model_metadata, server_metadata
+from penstock.api.oip.request import InferenceRequest, model_name
+from penstock.http.server import App
+from penstock.oip.inner_exchange import Caller, InnerExchange, ask
+
+COMPLETIONS = b"/v1/completions"
+_SHOWN = (b"x-request-id", b"server-timing")
+_OWN = b"x-penstock-"
+
+CanServe = Callable[[str], bool]  # a model of this name, now
+
+
+class Calls:
+    def __init__(self, app: App, can_serve: CanServe | None = None) -> None:
+        """`can_serve`: None: any of its models, if the application is ready."""
+        self._app = app
+        self._can_serve = can_serve
+
+    async def is_live(self, caller: Caller) -> bool:
+        return (await ask(self._app, caller, b"GET", b"/health")).status == 200
+
+    async def is_ready(self, caller: Caller) -> bool:
+        return (await ask(self._app, caller, b"GET", b"/ready")).status == 200
+
+    async def is_model_ready(self, caller: Caller, model: str, version: str) -> bool:
+        """Raises Refusal: for a model that is none, or not the caller's."""
+        try:
+            await self._check_model(caller, model, version)
+        except Refusal as refusal:
+            if refusal.status == 503:
+                return False
+            raise
+        if self._can_serve is not None:
+            return self._can_serve(model_name(model, version))
+        return await self.is_ready(caller)
+
+    async def server_metadata(self, caller: Caller) -> dict[str, Any]:
+        """For whoever may ask which models there are."""
+        await self._get(caller, b"/v1/models")
+        return server_metadata()
+
+    async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
+        await self._check_model(caller, model, version)
+        return model_metadata(model, version)
+
+    def inference(self, caller: Caller, request: InferenceRequest) -> Inference:
+        return Inference(self._app, caller, request)
+
+    async def _check_model(self, caller: Caller, model: str, version: str) -> None:
+        await self._get(caller, b"/v1/models/" + quote(model_name(model, version)).encode())
+
+    async def _get(self, caller: Caller, target: bytes) -> None:
+        answer = await ask(self._app, caller, b"GET", target)
+        if answer.status != 200:
+            raise read_refusal(*answer)
+
+
+class Inference:
+    """One inference, on its way from `pieces`. It is given up with the iterator."""
+
+    def __init__(self, app: App, caller: Caller, request: InferenceRequest) -> None:
+        self._app = app
+        self._caller = caller
+        self._request = request
+        self.headers: dict[bytes, bytes] = {}  # of the answer, that a client may want to see; once it has begun
+
+    async def whole(self) -> Generated:
+        async with contextlib.aclosing(self.pieces(streams=False)) as pieces:
+            return await anext(pieces)
+
+    async def pieces(self, *, streams: bool) -> AsyncGenerator[Generated]:
+        """The answer as it comes, and at last its end; or all of it at once."""
+        body = self._request.completion(streams=streams)
+        exchange = InnerExchange(self._caller.request(b"POST", COMPLETIONS, body), self._caller.peer)
+        try:
+            self._app(exchange)
+            status, headers = await exchange.head()
+            if status != 200:
+                raise read_refusal(*await exchange.whole())
+            self.headers = {name: headers[name] for name in headers if name in _SHOWN or name.startswith(_OWN)}
+            if not streams:
+                yield read_whole((await exchange.whole()).body, len(self._request.texts))
+                return
+            reader = CompletionReader()
+            async for data in exchange.parts():
+                if text := reader.read(data):
+                    yield Generated([text], [""], is_last=False)
+            yield Generated([""], [reader.end()])
+        finally:
+            exchange.lost()

@@ -1,0 +1,296 @@
+"""The protocol over gRPC: `inference.GRPCInferenceService` with Triton's streaming call, health checks and reflection.
+
+    ModelStreamInfer    client ── request a ──────────────── request b ──────>
+                               <── a ─ a ─ b ─ a, final ─ b, final ───────────
+
+Requests on one stream are answered side by side, each piece with the id of its request. A refused one is answered with
+an error_message, and the stream goes on. A call that its client cancels, or whose deadline passes, is given up as if an
+HTTP client had left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from penstock.api.oip.answer import Refusal
+from penstock.api.oip.request import STREAM
+from penstock.core.errors import ConfigError, PenstockError, UnsupportedParameter
+from penstock.http.exchange import NOBODY
+from penstock.http.server import App
+from penstock.oip.calls import Calls, CanServe
+from penstock.oip.inner_exchange import Caller
+
+try:
+    import grpc
+
+    from penstock.oip.infer_messages import read_infer, write_failure, write_infer, write_piece
+    from penstock.oip.messages import FILE, METHODS, SERVICE
+    from penstock.rpc import health, reflection
+    from penstock.rpc.health import Serving, health_service
+    from penstock.rpc.listening import bind, credentials_of
+    from penstock.rpc.messages import Message
+except ImportError as missing:
+    raise ConfigError(f"gRPC needs the extra penstock[grpc]: {missing}", param="grpc_port") from None
+
+logger = logging.getLogger("penstock")
+
+_ENVELOPE_BYTES = 64 << 10  # of a message, besides its text
+_MAX_STREAMS = 256  # of one connection
+_MAX_CALLS = 4096  # at once; more are refused
+_MAX_ON_STREAM = 64  # requests that a stream answers side by side; the next waits to be read
+_MAX_METADATA_BYTES = 16 << 10
+_MAX_DETAILS = 2048  # characters of an error: it goes in a header
+_OPTIONS = [
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message could become any number of bytes
+    ("grpc.keepalive_time_ms", 60_000),  # a client that is gone without a word is found out
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # of clients
+    ("grpc.max_connection_idle_ms", 600_000),
+]
+
+_CODES = {  # by HTTP status, which the one table of errors gives
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    402: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    405: grpc.StatusCode.UNIMPLEMENTED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    431: grpc.StatusCode.INVALID_ARGUMENT,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+@dataclass(frozen=True)
+class GrpcPort:
+    """Where it listens. `shares`: other processes of this host listen there too, and connections are shared out."""
+
+    host: str
+    port: int
+    max_body_bytes: int
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+    shares: bool = False
+
+
+class OverGrpc:
+    def __init__(self, app: App, where: GrpcPort, can_serve: CanServe | None = None) -> None:
+        self._calls = Calls(app, can_serve)
+        self._where = where
+        self._stopping = asyncio.Event()
+        self._server: Any = None
+        self.port = 0
+
+    async def listen(self) -> str:
+        """Returns where, in words. Raises ConfigError."""
+        where = self._where
+        size = where.max_body_bytes + _ENVELOPE_BYTES
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", size), ("grpc.so_reuseport", int(where.shares))]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        files = [FILE, health.FILE]
+        services = [self._inference(), health_service(self._status, self._stopping)]
+        self._server.add_generic_rpc_handlers((*services, *reflection.reflection_services(files)))
+        credentials = None
+        if where.tls_cert is not None:
+            credentials = credentials_of(where.tls_cert, where.tls_key, where.client_ca, "tls_cert")
+        self.port = bind(self._server, where.host, where.port, "grpc_port", credentials)
+        await self._server.start()
+        name = f"[{where.host}]" if ":" in where.host else where.host
+        return f"gRPC (Open Inference Protocol) at {name}:{self.port}{'' if credentials is None else ', with TLS'}"
+
+    async def stop(self, grace_s: float, *, idle_grace_s: float = 0.0) -> int:
+        """Takes no more calls, nor requests on streams that are open, and drops after `grace_s` what has not ended.
+        Clients of an idle connection are told, so it needs no grace. Returns 0: what was dropped is not counted."""
+        self._stopping.set()
+        if self._server is not None:
+            await self._server.stop(grace_s)
+        return 0
+
+    async def _status(self, service: str) -> Serving | None:
+        if service not in ("", SERVICE):
+            return None
+        is_ready = not self._stopping.is_set() and await self._calls.is_ready(Caller({}))
+        return Serving.SERVING if is_ready else Serving.NOT_SERVING
+
+    def _inference(self) -> Any:
+        answers: dict[str, Callable[[Message, Caller], Awaitable[dict[str, Any]]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+        }
+        handlers = {}
+        for name, (request, response) in METHODS.items():
+            read, write = FILE[request.lstrip("*")].FromString, FILE[response.lstrip("*")].SerializeToString
+            if name == "ModelStreamInfer":
+                handlers[name] = grpc.stream_stream_rpc_method_handler(self._stream_infer, read, write)
+            elif name == "ModelInfer":
+                handlers[name] = grpc.unary_unary_rpc_method_handler(self._infer, read, write)
+            else:
+                answering = _answering(answers[name], FILE[response])
+                handlers[name] = grpc.unary_unary_rpc_method_handler(answering, read, write)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    # -- questions
+
+    async def _server_live(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return {"live": await self._calls.is_live(caller)}
+
+    async def _server_ready(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return {"ready": not self._stopping.is_set() and await self._calls.is_ready(caller)}
+
+    async def _model_ready(self, request: Message, caller: Caller) -> dict[str, Any]:
+        """A model that is none is not ready, as Triton has it."""
+        try:
+            is_ready = await self._calls.is_model_ready(caller, request.name, request.version)
+        except Refusal as refusal:
+            if refusal.status != 404:
+                raise
+            is_ready = False
+        return {"ready": is_ready and not self._stopping.is_set()}
+
+    async def _server_metadata(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return await self._calls.server_metadata(caller)
+
+    async def _model_metadata(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return await self._calls.model_metadata(caller, request.name, request.version)
+
+    # -- inference
+
+    async def _infer(self, request: Message, context: Any) -> Message:
+        async with _refusing(context):
+            asked = read_infer(request)
+            if asked.stream:
+                said = f"{STREAM}: ModelInfer answers once; ModelStreamInfer streams"
+                raise UnsupportedParameter(said, param=STREAM)
+            inference = self._calls.inference(_caller(context), asked)
+            answer = await inference.whole()
+            context.set_trailing_metadata(_metadata(inference.headers))
+            return write_infer(asked, answer)
+
+    async def _stream_infer(self, requests: AsyncIterator[Message], context: Any) -> None:
+        caller, writing, places = _caller(context), asyncio.Lock(), asyncio.Semaphore(_MAX_ON_STREAM)
+
+        async def write(message: Message) -> None:
+            async with writing:
+                await context.write(message)
+
+        async with asyncio.TaskGroup() as group:
+            async for request in _until(self._stopping, requests):
+                await places.acquire()
+                task = group.create_task(self._answer(request, caller, write))
+                task.add_done_callback(lambda _: places.release())
+        if self._stopping.is_set():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this server is stopping: open a stream to another")
+
+    async def _answer(self, request: Message, caller: Caller, write: Callable[[Message], Awaitable[None]]) -> None:
+        """One request of a stream. Whatever happens to it ends here."""
+        try:
+            asked = read_infer(request)
+            pieces = self._calls.inference(caller, asked).pieces(streams=bool(asked.stream))
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    await write(write_piece(asked, piece))
+        except Refusal as refusal:
+            await write(write_failure(request, refusal))
+        except PenstockError as error:
+            await write(write_failure(request, Refusal.of(error)))
+        except Exception:
+            logger.exception("a request on a stream failed")
+            await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
+
+
+async def _until(stopping: asyncio.Event, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    """Requests of a stream until it ends, or the server is to."""
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(requests, None))
+            try:
+                await asyncio.wait((coming, stop), return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    return
+            finally:
+                coming.cancel()
+            if (request := coming.result()) is None:
+                return
+            yield request
+    finally:
+        stop.cancel()
+
+
+def _answering(
+    answer: Callable[[Message, Caller], Awaitable[dict[str, Any]]], response: Callable[..., Message]
+) -> Callable[[Message, Any], Awaitable[Message]]:
+    async def handle(request: Message, context: Any) -> Message:
+        async with _refusing(context):
+            return response(**await answer(request, _caller(context)))
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def _refusing(context: Any) -> AsyncIterator[None]:
+    """Errors become the call's status, with what else there is to tell in its trailing metadata."""
+    try:
+        yield
+    except PenstockError as error:
+        await _abort(context, Refusal.of(error))
+    except Refusal as refusal:
+        await _abort(context, refusal)
+    except (asyncio.CancelledError, grpc.aio.AbortError):
+        raise
+    except Exception:
+        logger.exception("a call over gRPC failed")
+        await _abort(context, Refusal.of(PenstockError("internal error")))
+
+
+async def _abort(context: Any, refusal: Refusal) -> None:
+    found = {
+        "x-penstock-error-code": refusal.code,
+        "x-penstock-error-param": refusal.param,
+        "x-penstock-error-reason": refusal.reason,
+        "x-request-id": refusal.request_id,
+    }
+    if (wait_s := refusal.retry_after_s) is not None:
+        found |= {"retry-after": str(wait_s), "grpc-retry-pushback-ms": str(1000 * wait_s)}
+    trailing = tuple(
+        (name, value) for name, value in found.items() if value and value.isascii() and value.isprintable()
+    )
+    code = _CODES.get(refusal.status, grpc.StatusCode.INTERNAL)
+    await context.abort(code, refusal.message[:_MAX_DETAILS], trailing)
+
+
+def _caller(context: Any) -> Caller:
+    """Metadata are headers; binary ones mean nothing here."""
+    metadata = context.invocation_metadata() or ()
+    headers = {name.encode(): value.encode("latin-1") for name, value in metadata if isinstance(value, str)}
+    return Caller(headers, _peer(context.peer()))
+
+
+def _peer(peer: str) -> str:
+    """An address, of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    family, _, rest = unquote(peer).partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return NOBODY
+    return rest.rpartition(":")[0].strip("[]")
+
+
+def _metadata(headers: dict[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items())

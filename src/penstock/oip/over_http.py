@@ -1,0 +1,235 @@
+"""The protocol over HTTP: /v2 in front of an application that knows /v1.
+
+Answers of `generate_stream` are server-sent events; an error after the first comes as an event, in a 200. Errors have
+the shape that Triton's clients read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from penstock.api import sse
+from penstock.api.oip.answer import Generated, Refusal
+from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
+from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
+from penstock.core.config import shown
+from penstock.core.errors import MethodNotAllowed, NotFound, PenstockError, UnsupportedParameter
+from penstock.http.exchange import Exchange
+from penstock.http.message import JSON, Request, render
+from penstock.http.server import App, BodyGate, OpenGate
+from penstock.oip.calls import COMPLETIONS, Calls, CanServe
+from penstock.oip.inner_exchange import Caller, InnerExchange
+
+logger = logging.getLogger("penstock")
+
+_ROOT = b"/v2"
+_MODELS = b"/v2/models/"
+_READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
+_MODEL = re.compile(
+    rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<call>ready|infer|generate_stream|generate))?"
+)
+_EVENTS = render(
+    [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ]
+)
+
+
+class Target(NamedTuple):
+    """What a path names."""
+
+    call: str
+    model: str = ""
+    version: str = ""
+
+
+def is_ours(path: bytes) -> bool:
+    return path == _ROOT or path.startswith(b"/v2/")
+
+
+def target_of(request: Request) -> Target:
+    """Raises NotFound, MethodNotAllowed."""
+    path = request.path
+    exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
+    if path in exact:
+        target = Target(exact[path])
+    elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
+        model, version, call = (
+            unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
+        )
+        target = Target(call or "model", model, version)
+    else:
+        raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
+    allowed = _WRITE if target.call in ("infer", "generate", "generate_stream") else _READ
+    if request.method not in allowed:
+        raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
+    return target
+
+
+class OverHttp:
+    """An application with /v2 beside it, and the gate for the bodies of both."""
+
+    def __init__(self, app: App, gate: BodyGate | None = None, can_serve: CanServe | None = None) -> None:
+        self._app = app
+        self._gate = gate or OpenGate()
+        self._calls = Calls(app, can_serve)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, exchange: Exchange) -> None:
+        if not is_ours(exchange.request.path):
+            self._app(exchange)
+            return
+        answering = _Answering(exchange, self._calls)
+        task = asyncio.get_running_loop().create_task(answering.run())
+        answering.give_up = task.cancel
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- bodies
+
+    def body_owner(self, head: Request) -> str | None:
+        """The owner of a completion's body: it becomes one."""
+        return self._gate.body_owner(_as_completion(head) if is_ours(head.path) else head)
+
+    def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
+        if not is_ours(exchange.request.path):
+            self._gate.turn_away(exchange, error)
+            return
+        with contextlib.closing(_Told(_as_completion(exchange.request), exchange.peer)) as inner:
+            self._gate.turn_away(inner, error)  # which counts it
+        _refuse(exchange, Refusal.of(error))
+
+
+class _Told(InnerExchange):
+    def close(self) -> None:
+        self.lost()
+
+
+def _as_completion(head: Request) -> Request:
+    return Request(b"POST", COMPLETIONS, head.headers, b"") if head.method == b"POST" else head
+
+
+class _Answering:
+    """One call, and the watcher of its exchange."""
+
+    def __init__(self, exchange: Exchange, calls: Calls) -> None:
+        self._exchange = exchange
+        self._request = exchange.request
+        self._calls = calls
+        self._caller = Caller(exchange.request.headers, exchange.peer)
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self.give_up: Callable[[], object] = lambda: None
+        exchange.watcher = self
+
+    # -- the exchange's side
+
+    def client_gone(self) -> None:
+        self.give_up()
+
+    def pause(self) -> None:
+        self._may_write.clear()
+
+    def resume(self) -> None:
+        self._may_write.set()
+
+    # -- the call
+
+    async def run(self) -> None:
+        try:
+            await self._answer(target_of(self._request))
+        except Refusal as refusal:
+            _refuse(self._exchange, refusal)
+        except PenstockError as error:
+            _refuse(self._exchange, Refusal.of(error))
+        except Exception:
+            logger.exception("%s %s failed", self._request.method, self._request.path)
+            _refuse(self._exchange, Refusal.of(PenstockError("internal error")))
+
+    async def _answer(self, target: Target) -> None:
+        calls, caller, model, version = self._calls, self._caller, target.model, target.version
+        match target.call:
+            case "live":
+                is_live = await calls.is_live(caller)
+                self._respond({"live": is_live}, 200 if is_live else 503)
+            case "server_ready":
+                is_ready = await calls.is_ready(caller)
+                self._respond({"ready": is_ready}, 200 if is_ready else 503)
+            case "server":
+                self._respond(await calls.server_metadata(caller))
+            case "model":
+                self._respond(await calls.model_metadata(caller, model, version))
+            case "ready":
+                is_ready = await calls.is_model_ready(caller, model, version)
+                self._respond({"name": model, "ready": is_ready}, 200 if is_ready else 503)
+            case "infer":
+                await self._infer(model, version)
+            case "generate":
+                await self._generate(from_generate(model, version, self._request.body))
+            case _:
+                await self._generate_stream(from_generate(model, version, self._request.body))
+
+    async def _infer(self, model: str, version: str) -> None:
+        asked = read_inference(model, version, self._request.headers, self._request.body)
+        if asked.request.stream:
+            raise UnsupportedParameter(f"{STREAM}: infer answers once; generate_stream streams", param=STREAM)
+        inference = self._calls.inference(self._caller, asked.request)
+        body, json_length = write_inference(asked, await inference.whole())
+        headers = JSON + render(inference.headers.items())
+        if json_length is not None:
+            own = [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % json_length)]
+            headers = render([*own, *inference.headers.items()])
+        self._exchange.respond(200, headers, body)
+
+    async def _generate(self, asked: InferenceRequest) -> None:
+        if asked.stream:
+            raise UnsupportedParameter(f"{STREAM}: generate answers once; generate_stream streams", param=STREAM)
+        inference = self._calls.inference(self._caller, asked)
+        answer = await inference.whole()
+        self._exchange.respond(200, JSON + render(inference.headers.items()), _generated(asked, answer))
+
+    async def _generate_stream(self, asked: InferenceRequest) -> None:
+        """`stream: false` is one event, as Triton has it."""
+        exchange = self._exchange
+        inference = self._calls.inference(self._caller, asked)
+        async with contextlib.aclosing(inference.pieces(streams=asked.stream is not False)) as pieces:
+            async for piece in pieces:
+                if not exchange.is_started:
+                    exchange.start(200, _EVENTS + render(inference.headers.items()))
+                exchange.write(sse.event(_generated(asked, piece)), piece.is_last)
+                if not piece.is_last:
+                    await self._may_write.wait()
+
+    def _respond(self, body: object, status: int = 200) -> None:
+        self._exchange.respond(status, JSON, msgspec.json.encode(body))
+
+
+def _generated(asked: InferenceRequest, piece: Generated) -> bytes:
+    answer: dict[str, object] = {"id": asked.id} if asked.id else {}
+    answer |= {"model_name": asked.model, "model_version": asked.version or DEFAULT_VERSION}
+    answer["text_output"] = piece.texts[0]
+    if piece.is_last:
+        answer["finish_reason"] = piece.ends[0]
+    return msgspec.json.encode(answer)
+
+
+def _refuse(exchange: Exchange, refusal: Refusal) -> None:
+    if exchange.is_started:
+        exchange.write(sse.event(refusal.body()), is_last=True)
+        return
+    headers = []
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
+    if refusal.request_id:
+        headers.append((b"x-request-id", refusal.request_id.encode("latin-1")))
+    exchange.respond(refusal.status, JSON + render(headers), refusal.body())
