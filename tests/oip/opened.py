@@ -11,6 +11,7 @@ from typing import Any
 import tritonclient.grpc
 import tritonclient.http
 
+from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.server import App, BodyGate, Server, bound_socket
 from penstock.oip.calls import CanServe
 from penstock.oip.over_grpc import GrpcPort, OverGrpc
@@ -45,12 +46,13 @@ def opened(
     app: App,
     gate: BodyGate | None = None,
     can_serve: CanServe | None = None,
+    clock: TimerClock = LOOP_CLOCK,
     **where: Any,
 ) -> Iterator[Ports]:
-    """`where`: more of the gRPC port's settings."""
+    """`clock`: of the gRPC port, `where`: more of its settings."""
 
     async def start() -> tuple[OverGrpc, Server, int]:
-        grpc = OverGrpc(app, GrpcPort("127.0.0.1", 0, MAX_BODY_BYTES, **where), can_serve)
+        grpc = OverGrpc(app, GrpcPort("127.0.0.1", 0, MAX_BODY_BYTES, **where), can_serve, clock)
         await grpc.listen()
         front = OverHttp(app, gate, can_serve)
         http, listener = Server(front, gate=front), bound_socket("127.0.0.1", 0)

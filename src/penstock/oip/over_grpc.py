@@ -21,7 +21,10 @@ from urllib.parse import unquote
 from penstock.api.oip.answer import Refusal
 from penstock.api.oip.request import STREAM
 from penstock.core.errors import ConfigError, PenstockError, UnsupportedParameter
+from penstock.http import clock as clocks
+from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import NOBODY
+from penstock.http.limits import ClientLimits
 from penstock.http.server import App
 from penstock.oip.calls import Calls, CanServe
 from penstock.oip.inner_exchange import Caller
@@ -46,6 +49,7 @@ _MAX_CALLS = 4096  # at once; more are refused
 _MAX_ON_STREAM = 64  # requests that a stream answers side by side; the next waits to be read
 _MAX_METADATA_BYTES = 16 << 10
 _MAX_DETAILS = 2048  # characters of an error: it goes in a header
+_STALL_S = ClientLimits().stall_timeout_s
 _OPTIONS = [
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS),
@@ -75,6 +79,44 @@ _CODES = {  # by HTTP status, which the one table of errors gives
 }
 
 
+class _StalledError(Exception):
+    """A client that takes nothing."""
+
+
+class _Writer:
+    """Writes for the requests of one stream, one message after the other."""
+
+    def __init__(self, context: Any, clock: TimerClock) -> None:
+        self._context = context
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._stalled: asyncio.Future[None] | None = None  # a message that the client does not take
+
+    async def write(self, message: Message) -> None:
+        """Waits while the client takes nothing, as long as it may; then raises _StalledError."""
+        async with self._lock:
+            if self._stalled is not None:
+                raise _StalledError
+            sending = asyncio.ensure_future(self._context.write(message))
+            try:
+                async with clocks.timeout(self._clock, _STALL_S):
+                    await asyncio.shield(sending)
+            except TimeoutError:
+                self._stalled = sending
+                raise _StalledError from None
+            except asyncio.CancelledError:
+                sending.cancel()
+                raise
+
+    async def is_stalled(self) -> bool:
+        """Whether the client took nothing for too long. gRPC takes back no message, and has no status for a client
+        before it: so the call stays, without work, until the client takes the message or has gone."""
+        if self._stalled is None:
+            return False
+        await self._stalled
+        return True
+
+
 @dataclass(frozen=True)
 class GrpcPort:
     """Where it listens. `shares`: other processes of this host listen there too, and connections are shared out."""
@@ -89,12 +131,16 @@ class GrpcPort:
 
 
 class OverGrpc:
-    def __init__(self, app: App, where: GrpcPort, can_serve: CanServe | None = None) -> None:
+    def __init__(
+        self, app: App, where: GrpcPort, can_serve: CanServe | None = None, clock: TimerClock = LOOP_CLOCK
+    ) -> None:
         self._calls = Calls(app, can_serve)
         self._where = where
+        self._clock = clock
         self._stopping = asyncio.Event()
         self._server: Any = None
         self.port = 0
+        self.num_streams = 0  # of requests, that are open
 
     async def listen(self) -> str:
         """Returns where, in words. Raises ConfigError."""
@@ -185,17 +231,20 @@ class OverGrpc:
             return write_infer(asked, answer)
 
     async def _stream_infer(self, requests: AsyncIterator[Message], context: Any) -> None:
-        caller, writing, places = _caller(context), asyncio.Lock(), asyncio.Semaphore(_MAX_ON_STREAM)
-
-        async def write(message: Message) -> None:
-            async with writing:
-                await context.write(message)
-
-        async with asyncio.TaskGroup() as group:
-            async for request in _until(self._stopping, requests):
-                await places.acquire()
-                task = group.create_task(self._answer(request, caller, write))
-                task.add_done_callback(lambda _: places.release())
+        caller, places, writer = _caller(context), asyncio.Semaphore(_MAX_ON_STREAM), _Writer(context, self._clock)
+        self.num_streams += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for request in _until(self._stopping, requests):
+                    await places.acquire()
+                    task = group.create_task(self._answer(request, caller, writer.write))
+                    task.add_done_callback(lambda _: places.release())
+        except* _StalledError:
+            pass
+        finally:
+            self.num_streams -= 1
+        if await writer.is_stalled():
+            await context.abort(grpc.StatusCode.ABORTED, f"this client took nothing of its answers for {_STALL_S:g} s")
         if self._stopping.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this server is stopping: open a stream to another")
 
@@ -211,6 +260,8 @@ class OverGrpc:
             await write(write_failure(request, refusal))
         except PenstockError as error:
             await write(write_failure(request, Refusal.of(error)))
+        except _StalledError:
+            raise
         except Exception:
             logger.exception("a request on a stream failed")
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
