@@ -18,7 +18,8 @@ from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.oip.messages import FILE
 from penstock.rpc.messages import Message
 
-InferResponse, StreamResponse = FILE["ModelInferResponse"], FILE["ModelStreamInferResponse"]
+InferRequest, InferResponse = FILE["ModelInferRequest"], FILE["ModelInferResponse"]
+StreamResponse = FILE["ModelStreamInferResponse"]
 
 FINAL = "triton_final_response"
 _CONTENTS = {

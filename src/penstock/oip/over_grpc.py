@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from penstock.api.oip.answer import Refusal
 from penstock.api.oip.request import STREAM
-from penstock.core.errors import ConfigError, PenstockError, UnsupportedParameter
+from penstock.core.errors import ConfigError, InvalidRequest, PenstockError, UnsupportedParameter
 from penstock.http import clock as clocks
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import NOBODY
@@ -31,8 +31,9 @@ from penstock.oip.inner_exchange import Caller
 
 try:
     import grpc
+    from google.protobuf.message import DecodeError
 
-    from penstock.oip.infer_messages import read_infer, write_failure, write_infer, write_piece
+    from penstock.oip.infer_messages import InferRequest, read_infer, write_failure, write_infer, write_piece
     from penstock.oip.messages import FILE, METHODS, SERVICE
     from penstock.rpc import health, reflection
     from penstock.rpc.health import Serving, health_service
@@ -183,14 +184,14 @@ class OverGrpc:
         }
         handlers = {}
         for name, (request, response) in METHODS.items():
-            read, write = FILE[request.lstrip("*")].FromString, FILE[response.lstrip("*")].SerializeToString
+            write = FILE[response.lstrip("*")].SerializeToString
             if name == "ModelStreamInfer":
-                handlers[name] = grpc.stream_stream_rpc_method_handler(self._stream_infer, read, write)
+                handlers[name] = grpc.stream_stream_rpc_method_handler(self._stream_infer, None, write)
             elif name == "ModelInfer":
-                handlers[name] = grpc.unary_unary_rpc_method_handler(self._infer, read, write)
+                handlers[name] = grpc.unary_unary_rpc_method_handler(self._infer, None, write)
             else:
-                answering = _answering(answers[name], FILE[response])
-                handlers[name] = grpc.unary_unary_rpc_method_handler(answering, read, write)
+                answering = _answering(FILE[request], answers[name], FILE[response])
+                handlers[name] = grpc.unary_unary_rpc_method_handler(answering, None, write)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     # -- questions
@@ -219,9 +220,9 @@ class OverGrpc:
 
     # -- inference
 
-    async def _infer(self, request: Message, context: Any) -> Message:
+    async def _infer(self, request: bytes, context: Any) -> Message:
         async with _refusing(context):
-            asked = read_infer(request)
+            asked = read_infer(_parsed(InferRequest, request))
             if asked.stream:
                 said = f"{STREAM}: ModelInfer answers once; ModelStreamInfer streams"
                 raise UnsupportedParameter(said, param=STREAM)
@@ -230,7 +231,7 @@ class OverGrpc:
             context.set_trailing_metadata(_metadata(inference.headers))
             return write_infer(asked, answer)
 
-    async def _stream_infer(self, requests: AsyncIterator[Message], context: Any) -> None:
+    async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         caller, places, writer = _caller(context), asyncio.Semaphore(_MAX_ON_STREAM), _Writer(context, self._clock)
         self.num_streams += 1
         try:
@@ -248,9 +249,11 @@ class OverGrpc:
         if self._stopping.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this server is stopping: open a stream to another")
 
-    async def _answer(self, request: Message, caller: Caller, write: Callable[[Message], Awaitable[None]]) -> None:
+    async def _answer(self, data: bytes, caller: Caller, write: Callable[[Message], Awaitable[None]]) -> None:
         """One request of a stream. Whatever happens to it ends here."""
+        request = InferRequest()
         try:
+            request = _parsed(InferRequest, data)
             asked = read_infer(request)
             pieces = self._calls.inference(caller, asked).pieces(streams=bool(asked.stream))
             async with contextlib.aclosing(pieces):
@@ -267,7 +270,7 @@ class OverGrpc:
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
 
 
-async def _until(stopping: asyncio.Event, requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+async def _until(stopping: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Requests of a stream until it ends, or the server is to."""
     stop = asyncio.ensure_future(stopping.wait())
     try:
@@ -287,13 +290,21 @@ async def _until(stopping: asyncio.Event, requests: AsyncIterator[Message]) -> A
 
 
 def _answering(
-    answer: Callable[[Message, Caller], Awaitable[dict[str, Any]]], response: Callable[..., Message]
-) -> Callable[[Message, Any], Awaitable[Message]]:
-    async def handle(request: Message, context: Any) -> Message:
+    request: Message, answer: Callable[[Message, Caller], Awaitable[dict[str, Any]]], response: Message
+) -> Callable[[bytes, Any], Awaitable[Message]]:
+    async def handle(data: bytes, context: Any) -> Message:
         async with _refusing(context):
-            return response(**await answer(request, _caller(context)))
+            return response(**await answer(_parsed(request, data), _caller(context)))
 
     return handle
+
+
+def _parsed(kind: Message, data: bytes) -> Message:
+    """Messages are read here and not by gRPC, which would answer INTERNAL."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"this is not the message of the call: {error}") from None
 
 
 @contextlib.asynccontextmanager
