@@ -41,10 +41,12 @@ class Stream:
         self.came: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
         client.start_stream(callback=lambda result, error: self.came.put((result, error)))
 
-    def ask(self, text: str, count: int, request_id: str = "", *, streams: bool = True, **more: Any) -> None:
+    def ask(
+        self, text: str, count: int, request_id: str = "", *, model: str = "small", streams: bool = True, **more: Any
+    ) -> None:
         kind = tritonclient.grpc
         stream = tensor(kind, "stream", [streams], "BOOL")
-        self.client.async_stream_infer("small", inputs(kind, text, count, stream), request_id=request_id, **more)
+        self.client.async_stream_infer(model, inputs(kind, text, count, stream), request_id=request_id, **more)
 
     def next(self) -> Any:
         result, error = self.came.get(timeout=GIVE_UP_S)

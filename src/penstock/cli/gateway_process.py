@@ -211,7 +211,7 @@ async def serve(
                             stop = partial(server.stop, _DRAIN_S)
                             line = _ready_line(settings, listener, keys)
                             if grpc is not None:
-                                line = f"{line}\n{await grpc.listen()}"
+                                notice = f"{notice}\n{await grpc.listen()}"
                                 stop = partial(_stop_both, server, grpc)
                                 if worker is not None:
                                     worker.accepts_by(grpc)

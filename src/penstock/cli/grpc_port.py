@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError
@@ -19,6 +20,7 @@ def grpc_of_replica(settings: ServerSettings, app: App) -> OverGrpc | None:
     """Raises ConfigError where penstock[grpc] is not installed."""
     if settings.grpc_port is None:
         return None
+    leave_forks_alone()
     from penstock.oip.over_grpc import GrpcPort, OverGrpc
 
     files = (settings.tls_cert, settings.tls_key, settings.client_ca)
@@ -32,8 +34,14 @@ def grpc_of_gateway(settings: GatewaySettings, gateway: Gateway, *, has_siblings
         return None
     if has_siblings and not port:
         raise ConfigError("several workers cannot pick one free port: give it a number", param="grpc_port")
+    leave_forks_alone()
     from penstock.oip.over_grpc import GrpcPort, OverGrpc
 
     files = (settings.tls_cert, settings.tls_key, None)
     where = GrpcPort(settings.host, port, ClientLimits().max_body_bytes, *files, shares=has_siblings)
     return OverGrpc(gateway, where, gateway.can_serve)
+
+
+def leave_forks_alone() -> None:
+    """Processes that are started here begin anew and have no use for gRPC, which else complains of each."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
