@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,14 @@ def test_clients_need_a_certificate_where_a_client_ca_is_set(replica: Replica, c
     with opened(replica.loop, AsgiApp(replica.app), **files) as ports:
         assert not _is_live(ports, root_certificates=ca.cert)
         assert _is_live(ports, root_certificates=ca.cert, private_key=theirs.key, certificate_chain=theirs.cert)
+
+
+def test_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "penstock.oip.over_grpc")
+    with pytest.raises(ConfigError, match=r"penstock\[grpc\]") as refused:
+        importlib.import_module("penstock.oip.over_grpc")
+    assert refused.value.param == "grpc_port"
 
 
 async def test_port_in_use_is_a_configuration_error(ports: Ports) -> None:
