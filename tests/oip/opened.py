@@ -13,7 +13,7 @@ import tritonclient.http
 
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.server import App, BodyGate, Server, bound_socket
-from penstock.oip.calls import CanServe
+from penstock.oip.calls import Calls, CanServe
 from penstock.oip.over_grpc import GrpcPort, OverGrpc
 from penstock.oip.over_http import OverHttp
 from tests.waiting import GIVE_UP_S
@@ -52,9 +52,10 @@ def opened(
     """`clock`: of the gRPC port, `where`: more of its settings."""
 
     async def start() -> tuple[OverGrpc, Server, int]:
-        grpc = OverGrpc(app, GrpcPort("127.0.0.1", 0, MAX_BODY_BYTES, **where), can_serve, clock)
+        calls = Calls(app, gate, can_serve, max_body_bytes=MAX_BODY_BYTES)
+        grpc = OverGrpc(calls, GrpcPort("127.0.0.1", 0, **where), clock)
         await grpc.listen()
-        front = OverHttp(app, gate, can_serve)
+        front = OverHttp(app, calls, gate)
         http, listener = Server(front, gate=front), bound_socket("127.0.0.1", 0)
         await http.listen(listener)
         return grpc, http, listener.getsockname()[1]

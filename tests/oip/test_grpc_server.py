@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from penstock.core.errors import ConfigError
 from penstock.http.asgi import AsgiApp
+from penstock.oip.calls import Calls
 from penstock.oip.over_grpc import GrpcPort, OverGrpc
 from tests.certificates import Certificate, new_ca
 from tests.clocks import ManualClock
@@ -72,7 +73,7 @@ def test_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_port_in_use_is_a_configuration_error(ports: Ports) -> None:
-    second = OverGrpc(lambda exchange: None, GrpcPort("127.0.0.1", ports.grpc, 1024))
+    second = OverGrpc(Calls(lambda exchange: None), GrpcPort("127.0.0.1", ports.grpc))
     with pytest.raises(ConfigError) as refused:
         await second.listen()
     assert refused.value.param == "grpc_port"

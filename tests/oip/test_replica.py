@@ -255,13 +255,18 @@ def test_http_refuses_in_the_form_that_tritons_clients_read(ports: Ports) -> Non
         ("POST", generate, b"{", 400, "JSON"),
         ("POST", "/v2/models/nobody/generate", {"text_input": "x"}, 404, "nobody"),
         ("GET", generate, None, 405, "POST"),
-        ("GET", "/v2/nothing", None, 404, "no such path"),
+        ("GET", "/v2/health/nothing", None, 404, "no such path"),
         ("GET", "/v2/models/nobody/ready", None, 404, "nobody"),
         ("POST", generate, b'{"text_input":"' + b"x" * (9 << 20), 413, "larger"),
     ]
     for method, path, body, status, named in cases:
         found, answer = _call(ports, method, path, body)
         assert (found, named in answer["error"]) == (status, True), (path, answer)
+
+
+def test_other_apis_under_the_same_prefix_stay_what_they_are(ports: Ports) -> None:
+    status, answer = _call(ports, "POST", "/v2/rerank", {"model": NAME, "query": "fox", "documents": ["a fox"]})
+    assert (status, len(answer["results"])) == (200, 1)
 
 
 def test_json_inference_without_the_binary_extension(ports: Ports, replica: Replica) -> None:

@@ -157,6 +157,6 @@ OPEN_INFERENCE = Convention(
 
 def convention_at(target: bytes) -> Convention:
     """The convention of those who ask for this path, for errors of which no handler knows."""
-    if target.startswith(b"/v2/"):
+    if target.startswith((b"/v2/models/", b"/v2/health/")):
         return OPEN_INFERENCE
     return ANTHROPIC if target.startswith(b"/v1/messages") else OPENAI

@@ -65,6 +65,7 @@ from penstock.http.server import Server
 from penstock.hub.home import penstock_home
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
+from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
@@ -200,9 +201,10 @@ async def serve(
                         else:
                             assert listener is not None
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
-                            front = OverHttp(app, gate, gateway.can_serve)
+                            calls = Calls(app, gate, gateway.can_serve)
+                            front = OverHttp(app, calls, gate)
                             server = Server(front, limits, gate=front, cors=Cors.of(settings.allowed_origins))
-                            grpc = grpc_of_gateway(settings, gateway, has_siblings=worker is not None)
+                            grpc = grpc_of_gateway(settings, calls, has_siblings=worker is not None)
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())
                                 await worker.warm_up(num_ready, used)

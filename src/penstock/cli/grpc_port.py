@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings
-from penstock.http.limits import ClientLimits
-from penstock.http.server import App
+from penstock.oip.calls import Calls
 
 if TYPE_CHECKING:
-    from penstock.gateway.app import Gateway
     from penstock.gateway.settings.gateway import GatewaySettings
     from penstock.oip.over_grpc import OverGrpc
 
 
-def grpc_of_replica(settings: ServerSettings, app: App) -> OverGrpc | None:
+def grpc_of_replica(settings: ServerSettings, calls: Calls) -> OverGrpc | None:
     """Raises ConfigError where penstock[grpc] is not installed."""
     if settings.grpc_port is None:
         return None
@@ -24,10 +22,10 @@ def grpc_of_replica(settings: ServerSettings, app: App) -> OverGrpc | None:
     from penstock.oip.over_grpc import GrpcPort, OverGrpc
 
     files = (settings.tls_cert, settings.tls_key, settings.client_ca)
-    return OverGrpc(app, GrpcPort(settings.host, settings.grpc_port, settings.max_body_bytes, *files))
+    return OverGrpc(calls, GrpcPort(settings.host, settings.grpc_port, *files))
 
 
-def grpc_of_gateway(settings: GatewaySettings, gateway: Gateway, *, has_siblings: bool) -> OverGrpc | None:
+def grpc_of_gateway(settings: GatewaySettings, calls: Calls, *, has_siblings: bool) -> OverGrpc | None:
     """`has_siblings`: other workers of this gateway accept at the same port. Raises ConfigError."""
     port = settings.grpc_port
     if port is None:
@@ -38,8 +36,7 @@ def grpc_of_gateway(settings: GatewaySettings, gateway: Gateway, *, has_siblings
     from penstock.oip.over_grpc import GrpcPort, OverGrpc
 
     files = (settings.tls_cert, settings.tls_key, None)
-    where = GrpcPort(settings.host, port, ClientLimits().max_body_bytes, *files, shares=has_siblings)
-    return OverGrpc(gateway, where, gateway.can_serve)
+    return OverGrpc(calls, GrpcPort(settings.host, port, *files, shares=has_siblings))
 
 
 def leave_forks_alone() -> None:

@@ -47,6 +47,7 @@ from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
+from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
@@ -254,9 +255,10 @@ class HttpServer:
     ) -> None:
         """`clock`: of the limits on slow clients."""
         self._app = AsgiApp(app)
-        self._grpc = grpc_of_replica(settings, self._app)
+        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes)
+        self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
-        self._server = Server(OverHttp(self._app), limits, clock, cors=cors)
+        self._server = Server(OverHttp(self._app, calls), limits, clock, cors=cors)
         self._drain = drain
         self._engine = engine
         self._feed = feed

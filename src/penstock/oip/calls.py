@@ -14,7 +14,10 @@ from urllib.parse import quote
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
 from penstock.api.oip.metadata import model_metadata, server_metadata
 from penstock.api.oip.request import InferenceRequest, model_name
-from penstock.http.server import App
+from penstock.core.errors import BodyTooLarge, PenstockError
+from penstock.http.limits import ClientLimits
+from penstock.http.message import Request
+from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
 
 COMPLETIONS = b"/v1/completions"
@@ -25,10 +28,33 @@ CanServe = Callable[[str], bool]  # a model of this name, now
 
 
 class Calls:
-    def __init__(self, app: App, can_serve: CanServe | None = None) -> None:
-        """`can_serve`: None: any of its models, if the application is ready."""
+    def __init__(
+        self,
+        app: App,
+        gate: BodyGate | None = None,
+        can_serve: CanServe | None = None,
+        *,
+        max_body_bytes: int = ClientLimits().max_body_bytes,
+    ) -> None:
+        """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready."""
         self._app = app
+        self._gate = gate or OpenGate()
         self._can_serve = can_serve
+        self.max_body_bytes = max_body_bytes
+
+    # -- bodies
+
+    def body_owner(self, caller: Caller) -> str | None:
+        """The owner of the body of an inference that is about to arrive. Raises where it is not wanted."""
+        return self._gate.body_owner(caller.request(b"POST", COMPLETIONS))
+
+    def turn_away(self, caller: Caller, error: PenstockError) -> None:
+        """Lets the application know, and count, that a body was not read."""
+        exchange = InnerExchange(Request(b"POST", COMPLETIONS, dict(caller.headers), b""), caller.peer)
+        self._gate.turn_away(exchange, error)
+        exchange.lost()
+
+    # -- questions
 
     async def is_live(self, caller: Caller) -> bool:
         return (await ask(self._app, caller, b"GET", b"/health")).status == 200
@@ -58,7 +84,7 @@ class Calls:
         return model_metadata(model, version)
 
     def inference(self, caller: Caller, request: InferenceRequest) -> Inference:
-        return Inference(self._app, caller, request)
+        return Inference(self._app, caller, request, self.max_body_bytes)
 
     async def _check_model(self, caller: Caller, model: str, version: str) -> None:
         await self._get(caller, b"/v1/models/" + quote(model_name(model, version)).encode())
@@ -72,10 +98,11 @@ class Calls:
 class Inference:
     """One inference, on its way from `pieces`. It is given up with the iterator."""
 
-    def __init__(self, app: App, caller: Caller, request: InferenceRequest) -> None:
+    def __init__(self, app: App, caller: Caller, request: InferenceRequest, max_body_bytes: int) -> None:
         self._app = app
         self._caller = caller
         self._request = request
+        self._max_body_bytes = max_body_bytes
         self.headers: dict[bytes, bytes] = {}  # of the answer, that a client may want to see; once it has begun
 
     async def whole(self) -> Generated:
@@ -85,6 +112,8 @@ class Inference:
     async def pieces(self, *, streams: bool) -> AsyncGenerator[Generated]:
         """The answer as it comes, and at last its end; or all of it at once."""
         body = self._request.completion(streams=streams)
+        if len(body) > self._max_body_bytes:
+            raise BodyTooLarge(f"as JSON this request is larger than the limit of {self._max_body_bytes} bytes")
         exchange = InnerExchange(self._caller.request(b"POST", COMPLETIONS, body), self._caller.peer)
         try:
             self._app(exchange)

@@ -20,13 +20,12 @@ from urllib.parse import unquote
 
 from penstock.api.oip.answer import Refusal
 from penstock.api.oip.request import STREAM
-from penstock.core.errors import ConfigError, InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.core.errors import ConfigError, InvalidRequest, PenstockError, RequestTimeout, UnsupportedParameter
 from penstock.http import clock as clocks
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.exchange import NOBODY
 from penstock.http.limits import ClientLimits
-from penstock.http.server import App
-from penstock.oip.calls import Calls, CanServe
+from penstock.oip.calls import Calls
 from penstock.oip.inner_exchange import Caller
 
 try:
@@ -50,7 +49,8 @@ _MAX_CALLS = 4096  # at once; more are refused
 _MAX_ON_STREAM = 64  # requests that a stream answers side by side; the next waits to be read
 _MAX_METADATA_BYTES = 16 << 10
 _MAX_DETAILS = 2048  # characters of an error: it goes in a header
-_STALL_S = ClientLimits().stall_timeout_s
+_LIMITS = ClientLimits()
+_STALL_S = _LIMITS.stall_timeout_s
 _OPTIONS = [
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS),
@@ -124,7 +124,6 @@ class GrpcPort:
 
     host: str
     port: int
-    max_body_bytes: int
     tls_cert: str | None = None
     tls_key: str | None = None
     client_ca: str | None = None
@@ -132,10 +131,8 @@ class GrpcPort:
 
 
 class OverGrpc:
-    def __init__(
-        self, app: App, where: GrpcPort, can_serve: CanServe | None = None, clock: TimerClock = LOOP_CLOCK
-    ) -> None:
-        self._calls = Calls(app, can_serve)
+    def __init__(self, calls: Calls, where: GrpcPort, clock: TimerClock = LOOP_CLOCK) -> None:
+        self._calls = calls
         self._where = where
         self._clock = clock
         self._stopping = asyncio.Event()
@@ -146,7 +143,7 @@ class OverGrpc:
     async def listen(self) -> str:
         """Returns where, in words. Raises ConfigError."""
         where = self._where
-        size = where.max_body_bytes + _ENVELOPE_BYTES
+        size = self._calls.max_body_bytes + _ENVELOPE_BYTES
         options = [*_OPTIONS, ("grpc.max_receive_message_length", size), ("grpc.so_reuseport", int(where.shares))]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         files = [FILE, health.FILE]
@@ -188,7 +185,8 @@ class OverGrpc:
             if name == "ModelStreamInfer":
                 handlers[name] = grpc.stream_stream_rpc_method_handler(self._stream_infer, None, write)
             elif name == "ModelInfer":
-                handlers[name] = grpc.unary_unary_rpc_method_handler(self._infer, None, write)
+                # As a stream of one, so that its caller is known before it is read.
+                handlers[name] = grpc.stream_unary_rpc_method_handler(self._infer, None, write)
             else:
                 answering = _answering(FILE[request], answers[name], FILE[response])
                 handlers[name] = grpc.unary_unary_rpc_method_handler(answering, None, write)
@@ -220,19 +218,22 @@ class OverGrpc:
 
     # -- inference
 
-    async def _infer(self, request: bytes, context: Any) -> Message:
+    async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Message:
         async with _refusing(context):
-            asked = read_infer(_parsed(InferRequest, request))
+            caller = self._known_caller(context)
+            asked = read_infer(_parsed(InferRequest, await self._first(requests)))
             if asked.stream:
                 said = f"{STREAM}: ModelInfer answers once; ModelStreamInfer streams"
                 raise UnsupportedParameter(said, param=STREAM)
-            inference = self._calls.inference(_caller(context), asked)
+            inference = self._calls.inference(caller, asked)
             answer = await inference.whole()
             context.set_trailing_metadata(_metadata(inference.headers))
             return write_infer(asked, answer)
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        caller, places, writer = _caller(context), asyncio.Semaphore(_MAX_ON_STREAM), _Writer(context, self._clock)
+        async with _refusing(context):
+            caller = self._known_caller(context)
+        places, writer = asyncio.Semaphore(_MAX_ON_STREAM), _Writer(context, self._clock)
         self.num_streams += 1
         try:
             async with asyncio.TaskGroup() as group:
@@ -248,6 +249,23 @@ class OverGrpc:
             await context.abort(grpc.StatusCode.ABORTED, f"this client took nothing of its answers for {_STALL_S:g} s")
         if self._stopping.is_set():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this server is stopping: open a stream to another")
+
+    def _known_caller(self, context: Any) -> Caller:
+        """Raises before a message is read where it would not be wanted."""
+        caller = _caller(context)
+        try:
+            self._calls.body_owner(caller)
+        except PenstockError as error:
+            self._calls.turn_away(caller, error)
+            raise
+        return caller
+
+    async def _first(self, requests: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with clocks.timeout(self._clock, _LIMITS.body_timeout_s):
+                return await anext(requests, b"")
+        except TimeoutError:
+            raise RequestTimeout("the request did not arrive in time") from None
 
     async def _answer(self, data: bytes, caller: Caller, write: Callable[[Message], Awaitable[None]]) -> None:
         """One request of a stream. Whatever happens to it ends here."""

@@ -25,8 +25,8 @@ from penstock.core.errors import MethodNotAllowed, NotFound, PenstockError, Unsu
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request, render
 from penstock.http.server import App, BodyGate, OpenGate
-from penstock.oip.calls import COMPLETIONS, Calls, CanServe
-from penstock.oip.inner_exchange import Caller, InnerExchange
+from penstock.oip.calls import Calls
+from penstock.oip.inner_exchange import Caller
 
 logger = logging.getLogger("penstock")
 
@@ -54,7 +54,8 @@ class Target(NamedTuple):
 
 
 def is_ours(path: bytes) -> bool:
-    return path == _ROOT or path.startswith(b"/v2/")
+    """Under /v2 there are other APIs too, such as /v2/rerank."""
+    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/"))
 
 
 def target_of(request: Request) -> Target:
@@ -79,10 +80,11 @@ def target_of(request: Request) -> Target:
 class OverHttp:
     """An application with /v2 beside it, and the gate for the bodies of both."""
 
-    def __init__(self, app: App, gate: BodyGate | None = None, can_serve: CanServe | None = None) -> None:
+    def __init__(self, app: App, calls: Calls, gate: BodyGate | None = None) -> None:
+        """`gate`: the application's."""
         self._app = app
+        self._calls = calls
         self._gate = gate or OpenGate()
-        self._calls = Calls(app, can_serve)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, exchange: Exchange) -> None:
@@ -98,25 +100,16 @@ class OverHttp:
     # -- bodies
 
     def body_owner(self, head: Request) -> str | None:
-        """The owner of a completion's body: it becomes one."""
-        return self._gate.body_owner(_as_completion(head) if is_ours(head.path) else head)
+        if not is_ours(head.path):
+            return self._gate.body_owner(head)
+        return self._calls.body_owner(Caller(head.headers)) if head.method == b"POST" else None
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         if not is_ours(exchange.request.path):
             self._gate.turn_away(exchange, error)
             return
-        with contextlib.closing(_Told(_as_completion(exchange.request), exchange.peer)) as inner:
-            self._gate.turn_away(inner, error)  # which counts it
+        self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
         _refuse(exchange, Refusal.of(error))
-
-
-class _Told(InnerExchange):
-    def close(self) -> None:
-        self.lost()
-
-
-def _as_completion(head: Request) -> Request:
-    return Request(b"POST", COMPLETIONS, head.headers, b"") if head.method == b"POST" else head
 
 
 class _Answering:
