@@ -23,7 +23,17 @@ from typing import NamedTuple
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
 ROOT = Path(__file__).parent.parent
-IMAGE = ("postgres", "redis", "zmq", "dns", "otel", "kubernetes", "epp", "gpu")  # extras of every container image
+IMAGE = (
+    "postgres",
+    "redis",
+    "zmq",
+    "dns",
+    "otel",
+    "kubernetes",
+    "epp",
+    "grpc",
+    "gpu",
+)  # of every image
 TORCH = "torch==2.13.0"  # a plain `torch` drags in another build
 INDEX = "https://pypi.org/simple"
 HASH = " \\\n    --hash=sha256:{}"

@@ -18,7 +18,7 @@ from penstock.oip.over_grpc import GrpcPort, OverGrpc
 from penstock.oip.over_http import OverHttp
 from tests.waiting import GIVE_UP_S
 
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 8 << 20
 
 
 @dataclass

@@ -321,6 +321,11 @@ def test_message_beyond_the_limit_and_compressed_ones_are_refused(ports: Ports) 
         assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
+def test_compressed_body_is_refused_by_name(ports: Ports) -> None:
+    with contextlib.closing(ports.http_client) as asked, pytest.raises(InferenceServerException, match="content-enc"):
+        asked.infer(NAME, inputs(tritonclient.http, "x", 2), request_compression_algorithm="gzip")
+
+
 def test_calls_of_the_models_issue_are_not_there_yet(ports: Ports) -> None:
     with contextlib.closing(ports.grpc_client) as asked, pytest.raises(InferenceServerException) as refused:
         asked.get_inference_statistics()

@@ -70,7 +70,7 @@ T = TypeVar("T", bound=WireStruct)
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if not body or body.isspace():
         raise InvalidRequest("the body is empty; expected a JSON object")
-    _check_size(body)
+    check_size(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -89,7 +89,7 @@ MAX_ITEMS = 500_000  # commas outside of strings; token ids take 60 ns each
 MAX_OBJECTS = 100_000  # objects, lists and members of objects; these take 400 ns each, and nobody else runs meanwhile
 
 
-def _check_size(body: bytes) -> None:
+def check_size(body: bytes) -> None:
     """Refuses a body of more values than can be decoded in some 50 ms. Text is cheap, so what stands in strings does
     not count; it is looked for only where a body has enough of everything to be suspected."""
     if len(body) <= _ALWAYS_FINE_BYTES or (body.count(b",") <= MAX_ITEMS and _num_objects(body) <= MAX_OBJECTS):

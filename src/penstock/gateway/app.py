@@ -373,11 +373,13 @@ class Gateway(Subscriber):
         route, now = self.routes.find(name), self.now()
         if route.rules is not None:
             route = self.routes.find(route.rules.default)
-        pools = {share.pool for share in route.pools if share.weight}
-        return any(self.admission.hold_s(pool, now) for pool in pools) or any(
-            replica.model in pools and replica.snapshot.state_at(now) is ReplicaState.READY
-            for replica in self.replicas.values()
-        )
+        admission, router = self.admission, self.admission.router
+        for pool in (share.pool for share in route.pools if share.weight):
+            asked = EdgeRequest("", pool, 1, 1, adapter=route.adapter)
+            usable, _ = router.usable(asked, admission.replicas(pool), now)
+            if usable or admission.hold_s(pool, now):
+                return True
+        return False
 
     def begin(self, sized: SizedRequest) -> None:
         """Hands a request over that all is known of: to the proxy."""

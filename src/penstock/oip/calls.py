@@ -6,9 +6,10 @@ Each is one or two requests to the application in the caller's name. What the ap
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
@@ -23,6 +24,9 @@ from penstock.oip.inner_exchange import Caller, InnerExchange, ask
 COMPLETIONS = b"/v1/completions"
 _SHOWN = (b"x-request-id", b"server-timing")
 _OWN = b"x-penstock-"
+_LONG_BYTES = 128 << 10
+
+T = TypeVar("T")
 
 CanServe = Callable[[str], bool]  # a model of this name, now
 
@@ -53,6 +57,11 @@ class Calls:
         exchange = InnerExchange(Request(b"POST", COMPLETIONS, dict(caller.headers), b""), caller.peer)
         self._gate.turn_away(exchange, error)
         exchange.lost()
+
+    @staticmethod
+    async def read(size_bytes: int, function: Callable[[], T]) -> T:
+        """What takes as long as a body is large: of a long one in a thread, while other calls go on."""
+        return function() if size_bytes <= _LONG_BYTES else await asyncio.to_thread(function)
 
     # -- questions
 
@@ -111,7 +120,8 @@ class Inference:
 
     async def pieces(self, *, streams: bool) -> AsyncGenerator[Generated]:
         """The answer as it comes, and at last its end; or all of it at once."""
-        body = self._request.completion(streams=streams)
+        size_bytes = sum(map(len, self._request.texts))
+        body = await Calls.read(size_bytes, lambda: self._request.completion(streams=streams))
         if len(body) > self._max_body_bytes:
             raise BodyTooLarge(f"as JSON this request is larger than the limit of {self._max_body_bytes} bytes")
         exchange = InnerExchange(self._caller.request(b"POST", COMPLETIONS, body), self._caller.peer)

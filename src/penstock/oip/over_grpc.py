@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,7 +38,7 @@ try:
     from penstock.rpc import health, reflection
     from penstock.rpc.health import Serving, health_service
     from penstock.rpc.listening import bind, credentials_of
-    from penstock.rpc.messages import Message
+    from penstock.rpc.messages import MAX_FIELDS, Message
 except ImportError as missing:
     raise ConfigError(f"gRPC needs the extra penstock[grpc]: {missing}", param="grpc_port") from None
 
@@ -47,6 +48,7 @@ _ENVELOPE_BYTES = 64 << 10  # of a message, besides its text
 _MAX_STREAMS = 256  # of one connection
 _MAX_CALLS = 4096  # at once; more are refused
 _MAX_ON_STREAM = 64  # requests that a stream answers side by side; the next waits to be read
+_PLACE_BYTES = 512 << 10  # a larger message counts as several of these
 _MAX_METADATA_BYTES = 16 << 10
 _MAX_DETAILS = 2048  # characters of an error: it goes in a header
 _LIMITS = ClientLimits()
@@ -221,7 +223,8 @@ class OverGrpc:
     async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Message:
         async with _refusing(context):
             caller = self._known_caller(context)
-            asked = read_infer(_parsed(InferRequest, await self._first(requests)))
+            data = await self._first(requests)
+            asked = await self._calls.read(len(data), lambda: read_infer(_infer_message(data)))
             if asked.stream:
                 said = f"{STREAM}: ModelInfer answers once; ModelStreamInfer streams"
                 raise UnsupportedParameter(said, param=STREAM)
@@ -238,9 +241,11 @@ class OverGrpc:
         try:
             async with asyncio.TaskGroup() as group:
                 async for request in _until(self._stopping, requests):
-                    await places.acquire()
+                    taken = min(_MAX_ON_STREAM, 1 + len(request) // _PLACE_BYTES)
+                    for _ in range(taken):
+                        await places.acquire()
                     task = group.create_task(self._answer(request, caller, writer.write))
-                    task.add_done_callback(lambda _: places.release())
+                    task.add_done_callback(partial(_give_back, places, taken))
         except* _StalledError:
             pass
         finally:
@@ -271,8 +276,8 @@ class OverGrpc:
         """One request of a stream. Whatever happens to it ends here."""
         request = InferRequest()
         try:
-            request = _parsed(InferRequest, data)
-            asked = read_infer(request)
+            request = await self._calls.read(len(data), lambda: _infer_message(data))
+            asked = await self._calls.read(len(data), lambda: read_infer(request))
             pieces = self._calls.inference(caller, asked).pieces(streams=bool(asked.stream))
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
@@ -286,6 +291,11 @@ class OverGrpc:
         except Exception:
             logger.exception("a request on a stream failed")
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
+
+
+def _give_back(places: asyncio.Semaphore, taken: int, _: object) -> None:
+    for _ in range(taken):
+        places.release()
 
 
 async def _until(stopping: asyncio.Event, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -315,6 +325,12 @@ def _answering(
             return response(**await answer(_parsed(request, data), _caller(context)))
 
     return handle
+
+
+def _infer_message(data: bytes) -> Message:
+    if not FILE.has_few_fields("ModelInferRequest", data):
+        raise InvalidRequest(f"this message has more than {MAX_FIELDS} fields")
+    return _parsed(InferRequest, data)
 
 
 def _parsed(kind: Message, data: bytes) -> Message:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -27,6 +27,8 @@ from penstock.http.message import JSON, Request, render
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.calls import Calls
 from penstock.oip.inner_exchange import Caller
+
+T = TypeVar("T")
 
 logger = logging.getLogger("penstock")
 
@@ -150,7 +152,11 @@ class _Answering:
             _refuse(self._exchange, Refusal.of(PenstockError("internal error")))
 
     async def _answer(self, target: Target) -> None:
+        encoding = self._request.headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            raise UnsupportedParameter("content-encoding: bodies come uncompressed", param="content-encoding")
         calls, caller, model, version = self._calls, self._caller, target.model, target.version
+        body = self._request.body
         match target.call:
             case "live":
                 is_live = await calls.is_live(caller)
@@ -168,21 +174,25 @@ class _Answering:
             case "infer":
                 await self._infer(model, version)
             case "generate":
-                await self._generate(from_generate(model, version, self._request.body))
+                await self._generate(await self._read(lambda: from_generate(model, version, body)))
             case _:
-                await self._generate_stream(from_generate(model, version, self._request.body))
+                await self._generate_stream(await self._read(lambda: from_generate(model, version, body)))
+
+    async def _read(self, function: Callable[[], T]) -> T:
+        return await self._calls.read(len(self._request.body), function)
 
     async def _infer(self, model: str, version: str) -> None:
-        asked = read_inference(model, version, self._request.headers, self._request.body)
+        headers, body = self._request.headers, self._request.body
+        asked = await self._read(lambda: read_inference(model, version, headers, body))
         if asked.request.stream:
             raise UnsupportedParameter(f"{STREAM}: infer answers once; generate_stream streams", param=STREAM)
         inference = self._calls.inference(self._caller, asked.request)
-        body, json_length = write_inference(asked, await inference.whole())
-        headers = JSON + render(inference.headers.items())
+        written, json_length = write_inference(asked, await inference.whole())
+        lines = JSON + render(inference.headers.items())
         if json_length is not None:
             own = [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % json_length)]
-            headers = render([*own, *inference.headers.items()])
-        self._exchange.respond(200, headers, body)
+            lines = render([*own, *inference.headers.items()])
+        self._exchange.respond(200, lines, written)
 
     async def _generate(self, asked: InferenceRequest) -> None:
         if asked.stream:

@@ -23,6 +23,9 @@ _SCALARS = {  # by descriptor.proto
     "double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13,
 }  # fmt: skip
 _MESSAGE, _ENUM, _OPTIONAL, _REPEATED = 11, 14, 1, 3
+MAX_FIELDS = 8192  # of a message, with those inside it: a field of two bytes becomes an object of a hundred
+_NUMBER_BYTES = 10  # of a number among packed ones, at most
+_PACKED = "packed"  # numbers, in place of a message's name
 
 
 class ProtoFile:
@@ -60,6 +63,7 @@ class ProtoFile:
                 added.value.add(name=value, number=value_number)
         for service, methods in (services or {}).items():
             self._add_service(service, methods)
+        self._inner = _inner_kinds(messages)
         self._pool = descriptor_pool.DescriptorPool()
         for one in dependencies:
             self._pool.AddSerializedFile(one.serialized_pb)
@@ -68,6 +72,38 @@ class ProtoFile:
     def __getitem__(self, message: str) -> Any:
         """The class of a message."""
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"{self._package}.{message}"))
+
+    def has_few_fields(self, message: str, data: bytes) -> bool:
+        """Whether `data` can be read as this message without becoming many times as large. Anything that is no message
+        at all is left to who reads it."""
+        try:
+            return self._count(message, memoryview(data), 0) <= MAX_FIELDS
+        except (IndexError, ValueError):
+            return True
+
+    def _count(self, message: str, data: memoryview, count: int) -> int:
+        inner, at = self._inner.get(message, {}), 0
+        while at < len(data) and count <= MAX_FIELDS:
+            tag, at = _varint(data, at)
+            count += 1
+            match tag & 7:
+                case 0:  # a varint
+                    _, at = _varint(data, at)
+                case 1:
+                    at += 8
+                case 2:  # with a length: a text, a message or packed numbers
+                    length, at = _varint(data, at)
+                    kind = inner.get(tag >> 3)
+                    if kind == _PACKED:
+                        count += length // _NUMBER_BYTES
+                    elif kind is not None:
+                        count = self._count(kind, data[at : at + length], count)
+                    at += length
+                case 5:
+                    at += 4
+                case _:
+                    raise ValueError("a group, of which there are none")
+        return count
 
     @property
     def symbols(self) -> list[str]:
@@ -116,3 +152,35 @@ class ProtoFile:
 
     def _full(self, name: str) -> str:
         return name if name.startswith(".") else f".{self._package}.{name}"
+
+
+def _inner_kinds(messages: Mapping[str, Fields]) -> dict[str, dict[int, str]]:
+    """Fields by number that hold messages, or may hold many numbers, of each message and each pair of a map."""
+    found: dict[str, dict[int, str]] = {}
+    for message, fields in messages.items():
+        own = found.setdefault(message, {})
+        for number, kind in fields.values():
+            plain = kind.lstrip("*|")
+            if kind.startswith("map:"):
+                pair = kind
+                found[pair] = {2: value} if (value := kind.removeprefix("map:")) in messages else {}
+                own[number] = pair
+            elif plain in messages:
+                own[number] = plain
+            elif kind.startswith("*") and plain not in ("string", "bytes"):
+                own[number] = _PACKED
+    return found
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at a place, and the place after it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number without an end")

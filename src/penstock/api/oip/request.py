@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.api.decoding import check_size
 from penstock.api.oip.tensors import BYTES, Tensor
 from penstock.core.config import nearest, shown
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
@@ -107,6 +108,7 @@ def from_tensors(
 
 def from_generate(model: str, version: str, body: bytes) -> InferenceRequest:
     """The request of `generate`: parameters stand beside `text_input`, or in `parameters`. Raises InvalidRequest."""
+    check_size(body)
     try:
         members = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError:
@@ -205,7 +207,9 @@ def _sampling(value: object) -> dict[str, Any]:
 
 
 def _decoded(name: str, text: str) -> Any:
+    encoded = text.encode(errors="surrogatepass")
+    check_size(encoded)
     try:
-        return msgspec.json.decode(text.encode(errors="surrogatepass"))
+        return msgspec.json.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest(f"{name} is not valid JSON", param=name) from None

@@ -103,6 +103,8 @@ def _flatten(name: str, values: list[object]) -> list[object]:
     """Lists in lists, as far down as a shape goes."""
     flat: list[object] = values
     for _ in range(_MAX_DIMENSIONS):
+        if len(flat) > MAX_ELEMENTS:
+            raise _refused(name, f"it has more than {MAX_ELEMENTS} elements")
         if not any(isinstance(one, list) for one in flat):
             return flat
         flat = [inner for one in flat for inner in (one if isinstance(one, list) else [one])]
