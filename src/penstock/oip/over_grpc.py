@@ -46,7 +46,7 @@ logger = logging.getLogger("penstock")
 
 _ENVELOPE_BYTES = 64 << 10  # of a message, besides its text
 _MAX_STREAMS = 256  # of one connection
-_MAX_CALLS = 4096  # at once; more are refused
+_MAX_CALLS = 1024  # at once, of which each may have a message that has not come to its end; more are refused
 _MAX_ON_STREAM = 64  # requests that a stream answers side by side; the next waits to be read
 _PLACE_BYTES = 512 << 10  # a larger message counts as several of these
 _MAX_METADATA_BYTES = 16 << 10
