@@ -53,6 +53,7 @@ class FakeServer:
     _held: socket.socket | None = None  # bound to its port and not listening, so that it can come back to it
 
     dialect: ClassVar[str]
+    answer_headers: ClassVar[dict[str, str]] = {}  # of a whole one
 
     def __enter__(self) -> FakeServer:
         if self._held is None:
@@ -232,6 +233,7 @@ class FakeTrtllm(FakeServer):
 
 class FakeTgi(FakeServer):
     dialect = "tgi"
+    answer_headers: ClassVar[dict[str, str]] = {"x-prompt-tokens": str(PROMPT_TOKENS)}
 
     def starting(self) -> Reply:
         return as_json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
@@ -266,16 +268,17 @@ class FakeTgi(FakeServer):
             return super().answer(path, asked)
         words = WORDS[: asked["parameters"].get("max_new_tokens", 100)]
         reason = "length" if len(words) < len(WORDS) else "eos_token"
-        details = {"finish_reason": reason, "generated_tokens": len(words), "input_length": PROMPT_TOKENS}
-        if path == "/generate" or (path == "/" and not asked.get("stream")):
-            whole: Any = {"generated_text": "".join(words), "details": details | {"prefill": [], "tokens": []}}
+        details: dict[str, Any] = {"finish_reason": reason, "generated_tokens": len(words), "seed": None}
+        tokens = [{"id": i, "text": word, "logprob": -0.1, "special": False} for i, word in enumerate(words)]
+        if path == "/generate" or (path == "/" and not asked.get("stream")):  # a header tells the prompt's length
+            whole: Any = {"generated_text": "".join(words), "details": details | {"prefill": [], "tokens": tokens}}
             return False, [json.dumps([whole] if path == "/" else whole).encode()]
+        details["input_length"] = PROMPT_TOKENS
         events = []
-        for index, word in enumerate(words):
+        for index in range(len(words)):
             is_end = index == len(words) - 1
-            token = {"id": index, "text": word, "logprob": -0.1, "special": False}
             rest = {"generated_text": "".join(words) if is_end else None, "details": details if is_end else None}
-            events.append({"index": index + 1, "token": token, **rest})
+            events.append({"index": index + 1, "token": tokens[index], **rest})
         return True, [b"data:" + json.dumps(each).encode() + b"\n\n" for each in events]
 
 
@@ -421,7 +424,7 @@ def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def _generate(self, is_stream: bool, parts: list[bytes]) -> None:
             if not is_stream:
                 self._work(len(WORDS))
-                self._send((200, {"content-type": "application/json"}, b"".join(parts)))
+                self._send((200, {"content-type": "application/json", **fake.answer_headers}, b"".join(parts)))
                 return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
