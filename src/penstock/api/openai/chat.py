@@ -110,6 +110,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
+    echo: Annotated[Any, NotBuilt(False)] = None
     functions: Annotated[Any, NotBuilt([])] = None
     function_call: Annotated[Any, NotBuilt("none", "auto")] = None
     modalities: Annotated[Any, NotBuilt(["text"])] = None

@@ -161,7 +161,7 @@ class ResponsesRequest(WireStruct, dict=True):
         if self.top_logprobs is not None and not self.has_logprobs:
             raise Refused("top_logprobs", f"needs {LOGPROBS} among `include`")
         if self.background and self.store is False:
-            raise Refused("background", "cannot go with store: false: its answer is fetched from the store")
+            raise Refused("background", "can only be used when `store` is true")
         if self.background and self.stream:
             raise Refused("background", "cannot go with stream at this server", UnsupportedParameter)
         if not (self.input or self.instructions or self.previous_response_id):
