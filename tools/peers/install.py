@@ -7,6 +7,7 @@ Only the CPU builds are meant. Done once: an environment that is there is left a
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,27 @@ PEERS = {
         ],
         ["install", "--no-deps", "ai-dynamo==1.6.1"],
     ],
-    "sglang": [["install", "--no-deps", "sglang==0.5.23"]],  # to be read: it runs on GPUs only
+    "sglang": [
+        ["install", "--no-deps", "sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1"],
+        ["install", "--no-deps", "gguf==0.19.0", "soundfile==0.14.0", "torchvision==0.28.0"],
+    ],
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
 }
+
+BORROWS = {"sglang": "vllm"}  # what it needs besides is in the other's environment, which is made first
+
+
+def finish_sglang(packages: Path) -> None:
+    """SGLang publishes builds for GPUs only. It runs on a CPU with a stand-in for its kernels, and without what
+    torchvision tells torch of operators that only its builds for GPUs have."""
+    shutil.copy(Path(__file__).with_name("sgl_kernel.py"), packages)
+    vision = packages / "torchvision/__init__.py"
+    vision.write_text(vision.read_text().replace("    _meta_registrations,\n", ""))
+
+
+def packages_of(home: Path) -> Path:
+    [found] = home.absolute().glob("lib/python3*/site-packages")
+    return found
 
 
 def main() -> None:
@@ -50,8 +69,13 @@ def main() -> None:
         if (home / "installed").exists():
             continue
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        if name in BORROWS:
+            other = packages_of(arguments.directory / BORROWS[name])
+            (packages_of(home) / "borrowed.pth").write_text(f"{other}\n")
         for command in PEERS[name]:
             subprocess.run([home / "bin" / "pip", "-q", *command], check=True)
+        if name == "sglang":
+            finish_sglang(packages_of(home))
         (home / "installed").touch()
 
 
