@@ -265,7 +265,8 @@ class FakeTgi(FakeServer):
 
     def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
         if path.startswith("/v1/"):
-            return super().answer(path, asked)
+            is_stream, parts = super().answer(path, asked)
+            return is_stream, [_as_tgi(part) for part in parts]
         words = WORDS[: asked["parameters"].get("max_new_tokens", 100)]
         reason = "length" if len(words) < len(WORDS) else "eos_token"
         details: dict[str, Any] = {"finish_reason": reason, "generated_tokens": len(words), "seed": None}
@@ -374,6 +375,18 @@ def _openai(model: str, path: str, asked: dict[str, Any]) -> tuple[bool, list[by
     if (asked.get("stream_options") or {}).get("include_usage"):
         chunks.append(common | {"object": kind, "choices": [], "usage": usage})
     return True, [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
+
+
+def _as_tgi(part: bytes) -> bytes:
+    """An answer of OpenAI's as TGI has it: every piece of a message names its role."""
+    begin = b"data: " if part.startswith(b"data: ") else b""
+    if (content := part.removeprefix(begin).rstrip()) == b"[DONE]":
+        return part
+    found = json.loads(content) | {"system_fingerprint": "3.3.6-native"}
+    for choice in found["choices"]:
+        if "delta" in choice:
+            choice["delta"] = {"role": "assistant", "content": "", **choice["delta"]}
+    return begin + json.dumps(found).encode() + (b"\n\n" if begin else b"")
 
 
 class _Listening(ThreadingHTTPServer):

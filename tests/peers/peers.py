@@ -26,6 +26,14 @@ def python_of(peer: str) -> str:
     return str(found.absolute())
 
 
+def package_of(peer: str) -> Path:
+    """A package of npm's."""
+    found = Path(_HOME, peer, "package")
+    if not found.exists():
+        pytest.skip(f"{peer} is not installed: make test-peers")
+    return found
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])

