@@ -247,7 +247,8 @@ class FakeTgi(FakeServer):
             f'tgi_batch_inference_count{{method="decode"}} {self.steps}\n'
         )
         info = {"model_id": "org/m", "max_concurrent_requests": 128, "max_input_tokens": 4095, "max_total_tokens": 4096}
-        info |= {"max_batch_prefill_tokens": 256}
+        info |= {"max_best_of": 2, "max_stop_sequences": 4, "max_client_batch_size": 4, "validation_workers": 2}
+        info |= {"router": "text-generation-router"}
         return {
             "/health": (200, {}, b""),
             "/info": as_json(info | {"version": "3.3.6"}),

@@ -83,6 +83,11 @@ def test_what_tgi_would_ignore_is_refused_by_its_name() -> None:
     assert sent(TGI, COMPLETIONS, {"repetition_penalty": 1.2})
 
 
+def test_tgi_is_sent_a_list_of_stop_strings() -> None:
+    for stop in (" a", [" a"]):
+        assert sent(TGI, CHAT, {"stop": stop})["stop"] == [" a"]
+
+
 FOR_OPERATORS = names_in(
     "lora_path lora_request priority chat_template kv_transfer_params bootstrap_host bootstrap_port bootstrap_room "
     "custom_logit_processor logits_processors id_slot n_predict rid request_id extra_key session_params vllm_xargs "

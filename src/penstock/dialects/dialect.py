@@ -159,6 +159,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     overload: Overload = Overload()
     renamed: dict[str, str] = {}  # members of OpenAI requests that go by another name here
     dropped: Names = ()  # and those it would refuse
+    lists_stops: bool = False  # it takes a list of stop strings, and no single one
     # By path, members of a request that it would ignore, each with the values that ask for nothing: refused otherwise.
     lacks: dict[bytes, dict[str, tuple[object, ...]]] = {}
     fields: frozenset[str] = frozenset()  # of generating requests, beside those of `dialects.fields`

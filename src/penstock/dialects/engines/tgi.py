@@ -64,6 +64,7 @@ TGI = Dialect(
     overload=Overload(texts=(b'"overloaded"',)),
     renamed={"max_completion_tokens": "max_tokens"},
     dropped=("n", "user", "prompt_cache_key", "metadata", "safety_identifier", "prediction"),
+    lists_stops=True,
     lacks={CHAT: _NOT_IN_CHATS, COMPLETIONS: _NOT_IN_COMPLETIONS},
     model="tgi",  # any other name is an adapter's
     lora=Lora("model"),
