@@ -39,6 +39,7 @@ NOT_RUN = os.environ["PENSTOCK_VLLM_TESTS_NOT_RUN"].splitlines()  # patterns of 
 BASE_MODELS = ("facebook/opt-125m", "openai-community/gpt2")  # of vLLM's tests: they go on with a text
 OWN_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"  # named by a test, and the model that stands for all others
 CONTEXTS = {CHAT_MODEL: 8192, BASE_MODEL: 256}
+SEED = 1
 MAX_CONTEXT = 3072  # of a stand-in: an answer without a limit ends there
 
 
@@ -88,18 +89,19 @@ class RemoteOpenAIServer:
         return _AsyncClient(base_url=self.url_for("v1"), default_model=self.model, **_client_options(options))
 
     def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
-        return anthropic.AsyncAnthropic(base_url=self.url_root, **_client_options(options))
+        return _AsyncAnthropicClient(base_url=self.url_root, **_client_options(options))
 
 
 class _Client(openai.OpenAI):
-    """A client that names the model where the test leaves it out: vLLM has one only."""
+    """A client that names what the test leaves out: the model, since vLLM has one only, and a seed, so that answers
+    are the same every time."""
 
     def __init__(self, *, default_model: str, **options: Any) -> None:
         super().__init__(**options)
         self._default_model = default_model
 
     def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        return _with_model(options, self._default_model)
+        return _completed(options, self._default_model)
 
 
 class _AsyncClient(openai.AsyncOpenAI):
@@ -108,12 +110,20 @@ class _AsyncClient(openai.AsyncOpenAI):
         self._default_model = default_model
 
     async def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        return _with_model(options, self._default_model)
+        return _completed(options, self._default_model)
 
 
-def _with_model(options: FinalRequestOptions, model: str) -> FinalRequestOptions:
-    if options.method == "post" and isinstance(options.json_data, dict) and "input" in options.json_data:
-        options.json_data = options.json_data | {"model": options.json_data.get("model") or model}
+class _AsyncAnthropicClient(anthropic.AsyncAnthropic):
+    async def _prepare_options(self, options: Any) -> Any:
+        if options.method == "post" and isinstance(options.json_data, dict):
+            options.json_data = {"seed": SEED, **options.json_data}
+        return options
+
+
+def _completed(options: FinalRequestOptions, model: str) -> FinalRequestOptions:
+    if options.method == "post" and isinstance(options.json_data, dict):
+        given = {name: value for name, value in options.json_data.items() if name != "model" or value}
+        options.json_data = {"model": model, "seed": SEED} | given
     return options
 
 
