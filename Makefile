@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-kubernetes test-ray test-nixl test-parallel drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-peers-vllm test-kubernetes test-ray test-nixl test-parallel drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -55,9 +55,12 @@ drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, p
 test-parallel: $(VENV)/.installed-dev  ## models over several ranks: every family in every layout, as processes on this machine's CPU
 	$(BIN)/python -m pytest tests/parallel tests/runner/ranks -m slow $(ARGS)
 
-test-peers: $(VENV)/.installed-dev  ## real vLLM on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
+test-peers: test-peers-vllm  ## real vLLM and SGLang on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers
 	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/replicas/test_engine_poller.py -m slow
+
+test-peers-vllm: $(VENV)/.installed-dev  ## vLLM's own tests of its API, against penstock; ARGS="openai/completion/test_completion.py -k echo"
+	$(BIN)/python -m tools.peers.vllm_tests .peers $(ARGS)
 
 test-ray: .ray/.installed  ## the fleet's driver on a real Ray cluster with pretended GPUs: Ray is fetched first
 	.ray/bin/python -m pytest tests/ray -p no:xdist $(ARGS)

@@ -53,6 +53,7 @@ class FakeServer:
     _held: socket.socket | None = None  # bound to its port and not listening, so that it can come back to it
 
     dialect: ClassVar[str]
+    answer_headers: ClassVar[dict[str, str]] = {}  # of a whole one
 
     def __enter__(self) -> FakeServer:
         if self._held is None:
@@ -232,6 +233,7 @@ class FakeTrtllm(FakeServer):
 
 class FakeTgi(FakeServer):
     dialect = "tgi"
+    answer_headers: ClassVar[dict[str, str]] = {"x-prompt-tokens": str(PROMPT_TOKENS)}
 
     def starting(self) -> Reply:
         return as_json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
@@ -245,7 +247,8 @@ class FakeTgi(FakeServer):
             f'tgi_batch_inference_count{{method="decode"}} {self.steps}\n'
         )
         info = {"model_id": "org/m", "max_concurrent_requests": 128, "max_input_tokens": 4095, "max_total_tokens": 4096}
-        info |= {"max_batch_prefill_tokens": 256}
+        info |= {"max_best_of": 2, "max_stop_sequences": 4, "max_client_batch_size": 4, "validation_workers": 2}
+        info |= {"router": "text-generation-router"}
         return {
             "/health": (200, {}, b""),
             "/info": as_json(info | {"version": "3.3.6"}),
@@ -263,19 +266,21 @@ class FakeTgi(FakeServer):
 
     def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
         if path.startswith("/v1/"):
-            return super().answer(path, asked)
+            is_stream, parts = super().answer(path, asked)
+            return is_stream, [_as_tgi(part) for part in parts]
         words = WORDS[: asked["parameters"].get("max_new_tokens", 100)]
         reason = "length" if len(words) < len(WORDS) else "eos_token"
-        details = {"finish_reason": reason, "generated_tokens": len(words), "input_length": PROMPT_TOKENS}
-        if path == "/generate" or (path == "/" and not asked.get("stream")):
-            whole: Any = {"generated_text": "".join(words), "details": details | {"prefill": [], "tokens": []}}
+        details: dict[str, Any] = {"finish_reason": reason, "generated_tokens": len(words), "seed": None}
+        tokens = [{"id": i, "text": word, "logprob": -0.1, "special": False} for i, word in enumerate(words)]
+        if path == "/generate" or (path == "/" and not asked.get("stream")):  # a header tells the prompt's length
+            whole: Any = {"generated_text": "".join(words), "details": details | {"prefill": [], "tokens": tokens}}
             return False, [json.dumps([whole] if path == "/" else whole).encode()]
+        details["input_length"] = PROMPT_TOKENS
         events = []
-        for index, word in enumerate(words):
+        for index in range(len(words)):
             is_end = index == len(words) - 1
-            token = {"id": index, "text": word, "logprob": -0.1, "special": False}
             rest = {"generated_text": "".join(words) if is_end else None, "details": details if is_end else None}
-            events.append({"index": index + 1, "token": token, **rest})
+            events.append({"index": index + 1, "token": tokens[index], **rest})
         return True, [b"data:" + json.dumps(each).encode() + b"\n\n" for each in events]
 
 
@@ -373,6 +378,18 @@ def _openai(model: str, path: str, asked: dict[str, Any]) -> tuple[bool, list[by
     return True, [b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
 
 
+def _as_tgi(part: bytes) -> bytes:
+    """An answer of OpenAI's as TGI has it: every piece of a message names its role."""
+    begin = b"data: " if part.startswith(b"data: ") else b""
+    if (content := part.removeprefix(begin).rstrip()) == b"[DONE]":
+        return part
+    found = json.loads(content) | {"system_fingerprint": "3.3.6-native"}
+    for choice in found["choices"]:
+        if "delta" in choice:
+            choice["delta"] = {"role": "assistant", "content": "", **choice["delta"]}
+    return begin + json.dumps(found).encode() + (b"\n\n" if begin else b"")
+
+
 class _Listening(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients leave as they like."""
@@ -421,7 +438,7 @@ def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
         def _generate(self, is_stream: bool, parts: list[bytes]) -> None:
             if not is_stream:
                 self._work(len(WORDS))
-                self._send((200, {"content-type": "application/json"}, b"".join(parts)))
+                self._send((200, {"content-type": "application/json", **fake.answer_headers}, b"".join(parts)))
                 return
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")

@@ -67,9 +67,25 @@ STANDARD = {
 @pytest.mark.parametrize("path", STANDARD, ids=bytes.decode)
 def test_every_field_of_the_sdks_is_forwarded(dialect: Dialect, path: bytes) -> None:
     fields = STANDARD[path] - NOT_FORWARDED - {"max_tokens"}
-    asked = {name: VALUES.get(name, 1) for name in fields}
+    nothing = {name: values[0] for name, values in dialect.lacks.get(path, {}).items() if values}
+    fields -= dialect.lacks.get(path, {}).keys() - nothing.keys()
+    asked = {name: nothing.get(name, VALUES.get(name, 1)) for name in fields}
     found = sent(dialect, path, asked)
     assert fields - set(dialect.dropped) - set(dialect.renamed) <= found.keys()
+
+
+def test_what_tgi_would_ignore_is_refused_by_its_name() -> None:
+    assert sent(TGI, CHAT, {"n": 1, "top_k": -1, "min_p": None, "seed": 5})["seed"] == 5
+    for path, name, value in ((CHAT, "n", 2), (CHAT, "repetition_penalty", 1.2), (COMPLETIONS, "logprobs", 1)):
+        with pytest.raises(UnsupportedParameter) as refused:
+            sent(TGI, path, {name: value})
+        assert refused.value.param == name
+    assert sent(TGI, COMPLETIONS, {"repetition_penalty": 1.2})
+
+
+def test_tgi_is_sent_a_list_of_stop_strings() -> None:
+    for stop in (" a", [" a"]):
+        assert sent(TGI, CHAT, {"stop": stop})["stop"] == [" a"]
 
 
 FOR_OPERATORS = names_in(

@@ -51,6 +51,11 @@ def test_sglangs_arrays_end_with_a_map_of_whatever_else_there_is() -> None:
     assert (short.adapter, short.medium) == ("5", "GPU")
 
 
+def test_sglangs_maps_name_the_salt() -> None:
+    event = only(as_map("BlockStored", STORED | {"cache_salt": "acme", "session_id": "s", "lora_name": None}))
+    assert (event.salt, event.adapter) == ("acme", "")
+
+
 def test_names_may_be_numbers_of_any_sign_and_size_or_bytes() -> None:
     for name in (0, -(2**63), 2**64 - 1, b"\x00" * 32):
         assert only(as_map("BlockRemoved", {"block_hashes": [name]})).names == [name]

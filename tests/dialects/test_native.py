@@ -63,6 +63,9 @@ def test_a_whole_answer_comes_back_in_openais_words(dialect: Dialect, path: byte
     asked = call(dialect, path, messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
     if path == CHAT:
         assert b"<user>Hi<assistant>" in asked.body
+    asked.answer.read_head(
+        {name.encode(): value.encode() for name, value in FAKES[dialect.name].answer_headers.items()}
+    )
     found = json.loads(asked.answer.whole(b"".join(answered(dialect, asked))))
     choice = found["choices"][0]
     assert (choice["message"]["content"] if path == CHAT else choice["text"]) == "".join(WORDS[:3])

@@ -19,6 +19,11 @@ def test_hugging_faces_client_gets_on_with_the_fake_of_tgi() -> None:
         assert whole.details is not None
         assert whole.details.generated_tokens == 3
         assert list(client.text_generation("Hi", stream=True)) == WORDS
+        said = client.chat_completion([{"role": "user", "content": "Hi"}], model="tgi", max_tokens=3)
+        assert said.choices[0].message.content == "".join(WORDS[:3])
+        assert said.usage.completion_tokens == 3
+        chunks = client.chat_completion([{"role": "user", "content": "Hi"}], model="tgi", stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "".join(WORDS)
 
 
 @pytest.mark.parametrize("kind", [FakeVllm, FakeSglang, FakeTrtllm, FakeTgi], ids=lambda kind: kind.__name__)

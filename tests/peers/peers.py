@@ -26,6 +26,14 @@ def python_of(peer: str) -> str:
     return str(found.absolute())
 
 
+def package_of(peer: str) -> Path:
+    """A package of npm's."""
+    found = Path(_HOME, peer, "package")
+    if not found.exists():
+        pytest.skip(f"{peer} is not installed: make test-peers")
+    return found
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
@@ -94,6 +102,20 @@ def starting_vllm(model: Path, log: Path, *flags: str, cores: str = "0-1", **env
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    with running(command, log, **environment) as process:
+        yield Starting(f"http://127.0.0.1:{port}", process, log)
+
+
+@contextlib.contextmanager
+def starting_sglang(model: Path, log: Path, *flags: str) -> Iterator[Starting]:
+    """SGLang on the CPU, with a model that it calls m. Its kernels are torch's; server, scheduler, cache are real."""
+    port = free_port()
+    command = [python_of("sglang"), "-m", "sglang.launch_server", "--port", str(port), "--device", "cpu"]
+    command += ["--model-path", str(model), "--served-model-name", "m", "--context-length", "2048"]
+    command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"]
+    command += ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
+    command += ["--max-total-tokens", "8192", "--enable-metrics", "--enable-cache-report", *flags]
+    environment = {"SGLANG_USE_CPU_ENGINE": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16", "HF_HUB_OFFLINE": "1"}
     with running(command, log, **environment) as process:
         yield Starting(f"http://127.0.0.1:{port}", process, log)
 

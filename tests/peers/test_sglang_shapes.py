@@ -1,6 +1,6 @@
 """SGLang's own source, as it is published: what the gateway adds to a request for two of its servers is what it reads.
 
-It does not run without a GPU, so its classes are read and not imported."""
+Its classes are read and not imported, since importing them takes all that it needs to run."""
 
 from __future__ import annotations
 

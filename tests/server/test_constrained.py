@@ -55,6 +55,22 @@ def test_ids_of_prompt_and_answer_are_told_whole_and_streamed(replica: Replica, 
     assert [ids for one in holders if (ids := getattr(one, "prompt_token_ids", None))] == [prompt_ids]
 
 
+def test_tokens_of_log_probabilities_are_named_by_their_ids_where_that_is_asked_for(replica: Replica) -> None:
+    named: Any = {"return_tokens_as_token_ids": True}
+    found = completed(replica, logprobs=1, echo=True, return_token_ids=True, **named)
+    names = [f"token_id:{one}" for one in (*found["prompt_token_ids"], *found["token_ids"])]
+    assert found["logprobs"]["tokens"] == names[: len(found["logprobs"]["tokens"])]
+    assert [next(iter(top)) for top in found["logprobs"]["top_logprobs"][1:]] == names[1 : len(names)]
+    stream = replica.openai.chat.completions.create(model=NAME, logprobs=True, stream=True, extra_body=named, **CHAT)
+    told = [one.token for chunk in stream for one in (chunk.choices[0].logprobs or Unscored).content or ()]
+    assert told
+    assert all(name.startswith("token_id:") for name in told)
+
+
+class Unscored:
+    content = None
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +18,22 @@ from penstock.api.sink import Headers
 from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError, RequestAborted
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import FinishReason
+from penstock.hub.watermarks import WatermarkFile
+from penstock.observe.catalog import CATALOG
+from penstock.observe.registry import Registry
 from penstock.server.anthropic_routes import MESSAGES
 from penstock.server.choices import Piece
 from penstock.server.gateway_headers import GatewayHeaders
 from penstock.server.generation import Generation, Times
+from penstock.server.guides import GuideTrials
+from penstock.server.offload import Offload
 from penstock.server.openai_routes import CHAT, COMPLETIONS
 from penstock.server.pipeline import Api, Frames, RelayedFrames, Writer, write_stream
-from penstock.server.prepare import PreparedRequest
+from penstock.server.prepare import PreparedRequest, Preparer
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.stops import StopStrings
+from tests.clocks import ManualClock
 from tests.text import small
 
 TURN = [{"role": "user", "content": "hello"}]
@@ -65,8 +74,7 @@ class ListSink:
         return [one.decode() if one == b"[DONE]" else json.loads(one) for one in data]
 
 
-def written_by(api: Api, body: dict[str, object]) -> tuple[Writer, Generation]:
-    """The writer of an answer that is yet to come."""
+def small_model() -> ServedModel:
     tokenizer = small.load(small.byte_level())
     config = ModelConfig(
         architecture="llama",
@@ -80,12 +88,35 @@ def written_by(api: Api, body: dict[str, object]) -> tuple[Writer, Generation]:
         context_length=4096,
         eos_token_ids=(2,),
     )
-    model = ServedModel("small", config, tokenizer, ChatTemplate("{{ messages }}"), max_model_len=64, created=1)
+    return ServedModel("small", config, tokenizer, ChatTemplate("{{ messages }}"), max_model_len=64, created=1)
+
+
+def written_by(api: Api, body: dict[str, object]) -> tuple[Writer, Generation]:
+    """The writer of an answer that is yet to come."""
+    model = small_model()
     wanted = api.parse(json.dumps({"model": "small", "stream": True, **body}).encode()).wanted
     echoed = ["abc"] if api is COMPLETIONS else None
     prepared = PreparedRequest(model, wanted, HEADERS, [[1, 2, 3]], StopStrings(()), echoed=echoed)
     generation = Generation(prepared, "id", Times(0.0))
     return api.writer(prepared, generation), generation
+
+
+async def no_text() -> bytes:
+    raise AssertionError("there is no guide to be tried")
+
+
+async def test_the_text_that_a_client_expects_is_told_to_the_engine(tmp_path: Path) -> None:
+    model = small_model()
+    with ThreadPoolExecutor(1) as pool:
+        offload, watermarks = Offload(pool), WatermarkFile(tmp_path / "watermarks.json")
+        guides = GuideTrials(no_text, [], Registry(CATALOG), ManualClock())
+        preparer = Preparer(model, offload, guides, watermarks, watermark=None, max_open=9)
+        expected = {"type": "content", "content": "hello " * 99}
+        body = json.dumps({"model": "small", "messages": TURN, "max_tokens": 1, "n": 2, "prediction": expected})
+        prepared = await preparer.prepare(CHAT.parse, replace(HEADERS, body=body.encode()))
+    generation = Generation(prepared, "id", Times(0.0))
+    ids = model.tokenizer.encode("hello " * 99, add_special_tokens=False)[:64]
+    assert [request.predicted_ids for request in generation._requests] == [ids, ids]
 
 
 async def following(batches: list[list[Piece]], error: PenstockError | None = None) -> AsyncIterator[list[Piece]]:

@@ -7,8 +7,10 @@ Only the CPU builds are meant. Done once: an environment that is there is left a
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 PEERS = {
@@ -33,25 +35,63 @@ PEERS = {
         ],
         ["install", "--no-deps", "ai-dynamo==1.6.1"],
     ],
-    "sglang": [["install", "--no-deps", "sglang==0.5.23"]],  # to be read: it runs on GPUs only
+    "sglang": [
+        ["install", "--no-deps", "sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1"],
+        ["install", "--no-deps", "gguf==0.19.0", "soundfile==0.14.0", "torchvision==0.28.0"],
+    ],
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
 }
+
+NPM = {"tgi": "@huggingface/tasks@0.21.54"}  # schemas that are made from TGI's document; to be read
+BORROWS = {"sglang": "vllm"}  # what it needs besides is in the other's environment, which is made first
+
+
+def finish_sglang(packages: Path) -> None:
+    """SGLang publishes builds for GPUs only. It runs on a CPU with a stand-in for its kernels, and without what
+    torchvision tells torch of operators that only its builds for GPUs have."""
+    shutil.copy(Path(__file__).with_name("sgl_kernel.py"), packages)
+    vision = packages / "torchvision/__init__.py"
+    vision.write_text(vision.read_text().replace("    _meta_registrations,\n", ""))
+
+
+def unpack(package: str, home: Path) -> None:
+    """Only what is in the package itself: nothing that it needs, and nothing of it is run."""
+    home.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["npm", "pack", "--silent", package], cwd=home, check=True, stdout=subprocess.DEVNULL)
+    [archive] = home.glob("*.tgz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(home, filter="data")
+    archive.unlink()
+    (home / "installed").touch()
+
+
+def packages_of(home: Path) -> Path:
+    [found] = home.absolute().glob("lib/python3*/site-packages")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Install the engines that the peer tests drive.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join(PEERS)}; all if none is named")
+    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join([*PEERS, *NPM])}; all if none is named")
     arguments = parser.parse_args()
-    if unknown := set(arguments.peers) - set(PEERS):
+    if unknown := set(arguments.peers) - set(PEERS) - set(NPM):
         parser.error(f"no such peer: {', '.join(unknown)}")
-    for name in arguments.peers or PEERS:
+    for name in arguments.peers or [*PEERS, *NPM]:
         home = arguments.directory / name
         if (home / "installed").exists():
             continue
+        if name in NPM:
+            unpack(NPM[name], home)
+            continue
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
+        if name in BORROWS:
+            other = packages_of(arguments.directory / BORROWS[name])
+            (packages_of(home) / "borrowed.pth").write_text(f"{other}\n")
         for command in PEERS[name]:
             subprocess.run([home / "bin" / "pip", "-q", *command], check=True)
+        if name == "sglang":
+            finish_sglang(packages_of(home))
         (home / "installed").touch()
 
 

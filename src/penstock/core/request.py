@@ -57,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     weight: float = 1.0  # of the tenant's share among all that are here
     is_resumed: bool = False  # its client has a part of the answer from a replica that was lost: see `sched.ranking`
     kv_source: KvSource | None = None  # None: what is not cached here is computed here
+    predicted_ids: list[int] = []  # text that its client expects in the answer: drafts may be taken from it
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""

@@ -134,6 +134,7 @@ class Native(msgspec.Struct, frozen=True):
     delta: Names  # in an event
     finish: Names | None = None
     prompt_tokens: Names | None = None
+    prompt_tokens_header: bytes | None = None  # of a whole answer, where its body does not say
     output_tokens: Names | None = None
     stream_member: str | None = None  # says that the answer shall be a stream
     hidden: Names | None = None  # in an event: whether its text is not for readers
@@ -158,6 +159,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     overload: Overload = Overload()
     renamed: dict[str, str] = {}  # members of OpenAI requests that go by another name here
     dropped: Names = ()  # and those it would refuse
+    lists_stops: bool = False  # it takes a list of stop strings, and no single one
+    # By path, members of a request that it would ignore, each with the values that ask for nothing: refused otherwise.
+    lacks: dict[bytes, dict[str, tuple[object, ...]]] = {}
     fields: frozenset[str] = frozenset()  # of generating requests, beside those of `dialects.fields`
     model: str | None = None  # what it calls the one model it has; None: as everybody does
     salt: str | None = None  # the member that keeps tenants' caches apart

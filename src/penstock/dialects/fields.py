@@ -78,6 +78,7 @@ def check_fields(
     """Raises for the first field that such a server must not be sent, and drops those that are null."""
     known = FIELDS.get(path, frozenset())
     generates = path in GENERATES
+    lacks = dialect.lacks.get(path, {})
     for name, value in list(members.items()):
         if name in forward_fields:
             continue
@@ -94,10 +95,19 @@ def check_fields(
                 "(forward_fields)",
                 param=shown,
             )
+        elif name in lacks and _value(value) not in lacks[name]:
+            raise UnsupportedParameter(f"{name}: this model's server does not have it", param=name)
         elif name in _VALUES:
             _check_value(name, value)
         elif name == "chat_template_kwargs":
             _check_variables(name, value)
+
+
+def _value(value: msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return value  # what is wrong with it, the server will say
 
 
 def _check_value(name: str, value: msgspec.Raw) -> None:

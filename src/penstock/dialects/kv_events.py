@@ -117,8 +117,8 @@ def _stored(content: dict[str, Any]) -> Event | None:
         return None
     parent = content.get("parent_block_hash")
     adapter: Any = content.get("lora_name")
-    salt = media = ""
-    if isinstance(adapter, dict):  # SGLang's last field is a map of whatever else there is
+    salt, media = _text(content.get("cache_salt")), ""  # SGLang's name for it
+    if isinstance(adapter, dict):  # in its older arrays the last field is a map of whatever else there is
         adapter, salt = adapter.get("lora_name"), _text(adapter.get("cache_salt"))
     if not adapter and content.get("lora_id") is not None:
         adapter = str(content["lora_id"])

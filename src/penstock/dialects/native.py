@@ -6,7 +6,7 @@ choice, and an end. What cannot be said in such a dialect is refused, never drop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -107,6 +107,11 @@ class NativeAnswer:
         self._num_events = 0
         self._prompt_tokens = self._output_tokens = 0
         self._finish: object = None
+
+    def read_head(self, headers: Mapping[bytes, bytes]) -> None:
+        name = self._native.prompt_tokens_header
+        if name is not None and (said := headers.get(name, b"")).isdigit():
+            self._prompt_tokens = int(said)
 
     def whole(self, body: bytes) -> bytes:
         """Raises `EngineFailed` if this is not an answer."""

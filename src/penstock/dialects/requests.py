@@ -57,6 +57,7 @@ def needs_change(dialect: Dialect, options: RequestOptions) -> bool:
     return bool(
         dialect.renamed
         or dialect.dropped
+        or dialect.lists_stops
         or dialect.model
         or options.adapter
         or (options.usage and dialect.has_stream_usage)
@@ -105,6 +106,8 @@ def prepare(
             members.setdefault(other, value)
     for name in dialect.dropped:
         members.pop(name, None)
+    if dialect.lists_stops and bytes(members.get("stop", b"")).startswith(b'"'):
+        members["stop"] = msgspec.Raw(b"[%b]" % bytes(members["stop"]))
     _add(dialect, members, options)
     is_stream = members.get("stream") == _TRUE
     return Outgoing(

@@ -21,6 +21,7 @@ _encode = msgspec.json.encode
 _SAME = (
     *("model", "temperature", "top_p", "logprobs", "top_logprobs", "stream", "parallel_tool_calls"),
     *("reasoning_effort", "user", "safety_identifier", "prompt_cache_key", "seed", "stop", "top_k", "min_p"),
+    "repetition_penalty",
     *("min_tokens", "ignore_eos", "cache_salt", "priority", "watermark", "chat_template_kwargs"),
 )
 

@@ -401,7 +401,8 @@ class Gateway(Subscriber):
     def _card(self, route: Route, name: str) -> ModelCard:
         contexts = (self.pools[share.pool].most_context for share in route.pools)
         known = max((tokens for tokens in contexts if tokens < UNBOUNDED), default=None)
-        return ModelCard(id=name, created=self._started_s, max_model_len=known, parent=route.adapter_of)
+        root = None if route.adapter_of else name  # where an adapter lies is its replicas' affair
+        return ModelCard(id=name, created=self._started_s, max_model_len=known, root=root, parent=route.adapter_of)
 
     def _route(self, access: TenantAccess, name: str) -> Route:
         """The route of a model that the tenant may use; any other does not exist for it."""

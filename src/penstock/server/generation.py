@@ -139,6 +139,7 @@ class Generation:
                     adapter=adapter,
                     is_resumed=headers.resume is not None,
                     kv_source=headers.kv_source,
+                    predicted_ids=prepared.predicted_ids,
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(

@@ -23,6 +23,7 @@ from penstock.api.openai import (
     chat_completion,
     model_list,
     model_object,
+    named_by_id,
     parse_chat,
     parse_completion,
     text_completion,
@@ -65,7 +66,7 @@ class CompletionWriter:
     def events(self, piece: Piece) -> list[bytes]:
         events = self._ids_event(piece)
         if piece.text or piece.logprobs:
-            events.append(sse.event(self._chunks.text(piece.index, piece.text, piece.logprobs)))
+            events.append(sse.event(self._chunks.text(piece.index, piece.text, self._named(piece.logprobs))))
         if piece.finish is not None:
             events.append(sse.event(self._chunks.finish(piece.index, piece.finish)))
         return events
@@ -86,7 +87,7 @@ class CompletionWriter:
 
     def _choice(self, index: int, pieces: list[Piece]) -> Choice:
         text = self._echoed[index] + "".join(piece.text for piece in pieces)
-        scored = _logprobs(pieces)
+        scored = self._logprobs(pieces)
         if scored is not None:
             scored = [*(self._echoed_scores[index] or ()), *scored]
         return Choice(index, text, pieces[-1].finish or FinishReason.STOP, scored, **self._asked_for(index, pieces))
@@ -96,6 +97,15 @@ class CompletionWriter:
         prompt_ids = self._prompt_ids(index)
         ids = None if prompt_ids is None else [token_id for piece in pieces for token_id in piece.token_ids]
         return {"prompt_logprobs": self._prompt_logprobs(index), "prompt_ids": prompt_ids, "token_ids": ids}
+
+    def _logprobs(self, pieces: list[Piece]) -> list[ScoredToken] | None:
+        if all(piece.logprobs is None for piece in pieces):
+            return None
+        return self._named([token for piece in pieces for token in piece.logprobs or ()])
+
+    def _named(self, tokens: list[ScoredToken] | None) -> list[ScoredToken] | None:
+        """Tokens under their ids, where these are wanted in place of texts."""
+        return named_by_id(tokens) if tokens and self._prepared.wanted.return_tokens_as_token_ids else tokens
 
     def _prompt_ids(self, index: int) -> list[int] | None:
         if not self._prepared.wanted.return_token_ids:
@@ -143,7 +153,8 @@ class CompletionWriter:
         if not isinstance(wanted, CompletionRequest) or not wanted.echo or wanted.logprobs is None:
             return [None] * num_choices
         return [
-            _as_echoed(self._prompt_scores(index, wanted.logprobs), self._echoed[index]) for index in range(num_choices)
+            self._named(_as_echoed(self._prompt_scores(index, wanted.logprobs), self._echoed[index]))
+            for index in range(num_choices)
         ]
 
     @cached_property
@@ -197,7 +208,7 @@ class ToolChatWriter(ChatWriter):
     _first_text = None
 
     def events(self, piece: Piece) -> list[bytes]:
-        found, logprobs = [], piece.logprobs
+        found, logprobs = [], self._named(piece.logprobs)
         for part in piece.parts or ():
             if (chunk := self._chunk(piece.index, part, logprobs)) is not None:
                 found.append(chunk)
@@ -214,7 +225,7 @@ class ToolChatWriter(ChatWriter):
             index,
             "".join(block.text for block in blocks if isinstance(block, Text)),
             "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
-            _logprobs(pieces),
+            self._logprobs(pieces),
             [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
             **self._asked_for(index, pieces),
         )
@@ -242,12 +253,6 @@ def _as_echoed(tokens: list[ScoredToken], text: str) -> list[ScoredToken]:
     if first is not None and tokens[first].raw.startswith(b" ") and not text.startswith(" "):
         tokens[first] = msgspec.structs.replace(tokens[first], raw=tokens[first].raw[1:])
     return tokens
-
-
-def _logprobs(pieces: list[Piece]) -> list[ScoredToken] | None:
-    if all(piece.logprobs is None for piece in pieces):
-        return None
-    return [token for piece in pieces for token in piece.logprobs or ()]
 
 
 def _parse_chat(body: bytes) -> ParsedRequest:
@@ -288,7 +293,7 @@ async def _model(model: ServedModel, request: Request, sink: Sink) -> None:
 def _card(model: ServedModel, name: str) -> ModelCard:
     adapter = model.adapters.get(name)
     if adapter is None:
-        return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+        return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len, root=model.name)
     return ModelCard(
         id=name, created=adapter.created, max_model_len=model.max_model_len, root=adapter.path, parent=model.name
     )

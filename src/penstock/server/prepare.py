@@ -73,6 +73,7 @@ class PreparedRequest:
     original: object = None
     replays: bool = False
     bad_words: list[list[int]] = field(default_factory=list)
+    predicted_ids: list[int] = field(default_factory=list)
 
 
 class Preparer:
@@ -161,7 +162,16 @@ class Preparer:
             original=parsed.original,
             replays=parsed.replays,
             bad_words=self._bad_words(wanted.bad_words or []),
+            predicted_ids=self._predicted(wanted),
         )
+
+    def _predicted(self, wanted: ChatRequest | CompletionRequest) -> list[int]:
+        """Tokens of the text that the client expects: no more than an answer can have."""
+        if not isinstance(wanted, ChatRequest) or wanted.prediction is None:
+            return []
+        text = wanted.prediction.text()
+        self._model.check_prompt_text(text, "prediction", contexts=MAX_CONTEXTS)
+        return self._model.tokenizer.encode(text, add_special_tokens=False)[: self._model.max_model_len]
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """The tokens of each word, at the beginning of a text and after a space."""

@@ -171,7 +171,7 @@ def test_every_parameter_the_openai_client_can_send_is_known() -> None:
     assert set(sent) <= set(ChatRequest.__struct_encode_fields__)
 
 
-def test_a_prediction_is_read_and_changes_nothing() -> None:
+def test_a_prediction_is_read_and_tells_the_model_nothing() -> None:
     prediction = {"type": "content", "content": [{"type": "text", "text": "as before"}]}
     asked, plain = parse(prediction=prediction), parse()
     assert asked.conversation() == plain.conversation()

@@ -57,6 +57,13 @@ def test_usage_comes_last_and_is_null_until_then(kind: type[ChatChunks] | type[C
     assert "usage" not in json.loads(kind(HEAD).text(0, "a"))
 
 
+def test_a_chunk_before_the_first_text_has_no_tokens_of_output_yet() -> None:
+    start = ChatChunks(HEAD, include_usage=True, usage_now=lambda: Usage.of(3, 2, 1)).start(0)
+    usage = json.loads(start)["usage"]
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (0, 3)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
 def test_chat_logprobs_travel_with_their_text() -> None:
     chunk = ChatCompletionChunk.model_validate_json(ChatChunks(HEAD).text(0, "hé", [TOKEN]))
     logprobs = chunk.choices[0].logprobs

@@ -261,7 +261,7 @@ def test_one_that_is_cancelled_leaves_its_replica(store: Store) -> None:
                 assert client.responses.retrieve(queued.id).status == "cancelled"
             else:
                 assert is_missing(client, queued.id)
-        with pytest.raises(openai.BadRequestError, match="background"):
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
             client.responses.cancel(create(client).id)
 
 

@@ -21,6 +21,16 @@ def test_what_followed_the_last_time_is_proposed() -> None:
     assert propose([5, 6, 7, 8, 9, 1, 5, 6], 3) == [7, 8, 9]
 
 
+def test_what_the_client_expects_is_proposed_once_the_answer_is_in_it() -> None:
+    request = Request("a", [1, 2], 100, predicted_ids=[5, 6, 7, 8, 9])
+    sequence = Sequence(request, arrival_s=0.0, order=1, block_size=16)
+    lookup = PromptLookup()
+    assert lookup.look(sequence) is None
+    sequence.token_ids += [5, 6]
+    assert lookup.look(sequence) is not None
+    assert lookup.propose([(sequence, 3)]) == [[7, 8, 9]]
+
+
 def test_without_a_pair_that_came_before_there_is_nothing() -> None:
     assert propose([], 3) is None
     assert propose([5], 3) is None
@@ -71,7 +81,7 @@ def test_tokens_that_come_one_by_one_are_found_like_those_that_were_there(prompt
             end = growing._found + 1
             assert end < len(known)
             assert known[end - agreement : end] == known[-agreement:]
-            copied = growing.copy(known, 5)
+            copied = growing.copy(5)
             assert copied[: len(known) - end] == known[end : end + 5]
         else:
             assert known[-2:] not in [known[i : i + 2] for i in range(len(known) - 2)] or len(known) < 2

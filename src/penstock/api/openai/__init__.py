@@ -12,6 +12,7 @@ from penstock.api.openai.responses import (
     ScoredToken,
     Usage,
     chat_completion,
+    named_by_id,
     new_id,
     text_completion,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "for_choice",
     "model_list",
     "model_object",
+    "named_by_id",
     "new_id",
     "parse_chat",
     "parse_completion",

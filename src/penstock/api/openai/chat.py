@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
+from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_LOGPROBS, GenerationRequest, PositiveCount
 from penstock.api.openai.tools import (
     MAX_TOOLS,
@@ -42,11 +42,18 @@ class ContentPart(WireStruct):
             raise Refused("text", "is required")
 
 
+def _joined(content: str | list[ContentPart] | None) -> str:
+    return "\n".join(part.text or "" for part in content) if isinstance(content, list) else content or ""
+
+
 class Prediction(WireStruct):
     """Text that the client expects in the answer, to make it faster."""
 
     type: Literal["content"]
     content: str | list[ContentPart]
+
+    def text(self) -> str:
+        return _joined(self.content)
 
 
 class Message(WireStruct):
@@ -88,9 +95,7 @@ class Message(WireStruct):
         return {key: value for key, value in message.items() if value is not None}
 
     def _text(self) -> str:
-        if isinstance(self.content, list):
-            return "\n".join(part.text or "" for part in self.content)
-        return self.content or ""
+        return _joined(self.content)
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -110,11 +115,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
+    echo: Annotated[Any, NotBuilt(False)] = None
     functions: Annotated[Any, NotBuilt([])] = None
     function_call: Annotated[Any, NotBuilt("none", "auto")] = None
     modalities: Annotated[Any, NotBuilt(["text"])] = None
     audio: Annotated[Any, NotBuilt()] = None
-    prediction: Annotated[Prediction | None, NoEffect("drafts are taken from the conversation itself")] = None
+    prediction: Prediction | None = None
     verbosity: Annotated[Any, NotBuilt("medium")] = None
     web_search_options: Annotated[Any, NotBuilt()] = None
     moderation: Annotated[Any, NotBuilt()] = None

@@ -40,6 +40,15 @@ class _Frame:
     def suffix(self) -> bytes:
         return self._suffix if self._usage_now is None else b'],"usage":%b}' % encode(self._usage_now())
 
+    @property
+    def opening(self) -> bytes:
+        """The suffix of a chunk that says nothing yet: tokens that are there already come with the next."""
+        if self._usage_now is None:
+            return self._suffix
+        now = self._usage_now()
+        before = Usage.of(now.prompt_tokens, 0, now.prompt_tokens_details.cached_tokens)
+        return b'],"usage":%b}' % encode(before)
+
     def usage(self, usage: Usage) -> bytes:
         return b'%b],"usage":%b}' % (self.prefix, encode(usage))
 
@@ -55,7 +64,8 @@ class ChatChunks:
 
     def start(self, index: int, text: str | None = "", prompt_ids: Sequence[int] | None = None) -> bytes:
         """`text` is None where there may be calls instead of one; `prompt_ids`: if they are to be told."""
-        chunk = self._chunk(index, b'{"role":"assistant","content":%b}' % encode(text))
+        delta = b'{"role":"assistant","content":%b}' % encode(text)
+        chunk = self._chunk(index, delta, suffix=self._frame.opening)
         return chunk if prompt_ids is None else b'%b,"prompt_token_ids":%b}' % (chunk[:-1], encode(prompt_ids))
 
     def ids(self, index: int, token_ids: Sequence[int]) -> bytes:
@@ -81,7 +91,13 @@ class ChatChunks:
         return self._frame.usage(usage)
 
     def _chunk(
-        self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes = b"null",
+        finish: bytes = b"null",
+        more: bytes = b"",
+        suffix: bytes | None = None,
     ) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._frame.prefix,
@@ -90,7 +106,7 @@ class ChatChunks:
             logprobs,
             finish,
             more,
-            self._frame.suffix,
+            self._frame.suffix if suffix is None else suffix,
         )
 
 
@@ -113,7 +129,9 @@ class CompletionChunks:
         """None: nothing is to be told before the text; `prompt_ids`: if they are."""
         if prompt_ids is None:
             return None
-        return self._chunk(index, b'""', more=b',"prompt_token_ids":%b' % encode(prompt_ids))
+        return self._chunk(
+            index, b'""', more=b',"prompt_token_ids":%b' % encode(prompt_ids), suffix=self._frame.opening
+        )
 
     def ids(self, index: int, token_ids: Sequence[int]) -> bytes:
         """Ids of the tokens that the next chunks are made of, where they are to be told."""
@@ -133,7 +151,13 @@ class CompletionChunks:
         return encode(completion_logprobs(tokens, self._text_offsets.setdefault(index, TextOffsets())))
 
     def _chunk(
-        self, index: int, text: bytes, logprobs: bytes = b"null", finish: bytes = b"null", more: bytes = b""
+        self,
+        index: int,
+        text: bytes,
+        logprobs: bytes = b"null",
+        finish: bytes = b"null",
+        more: bytes = b"",
+        suffix: bytes | None = None,
     ) -> bytes:
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._frame.prefix,
@@ -142,5 +166,5 @@ class CompletionChunks:
             logprobs,
             finish,
             more,
-            self._frame.suffix,
+            self._frame.suffix if suffix is None else suffix,
         )

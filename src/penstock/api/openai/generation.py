@@ -37,6 +37,7 @@ MAX_ALLOWED = 4096  # ids of tokens that may come; each choice has them all
 MAX_BAD_WORDS = 128
 _TOKEN_ID = re.compile(r"-?\d{1,18}", re.ASCII)
 _MAX_ECHO = 40  # characters of the client's own words that an error repeats
+_MAX_ECHOED = 5  # of these words
 
 SERVICE_TIERS = {Priority.HIGH: "priority", Priority.NORMAL: "default", Priority.LOW: "flex"}  # OpenAI's words
 
@@ -94,13 +95,12 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class StreamOptions(WireStruct):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's
+    continuous_usage_stats: bool | None = None  # vLLM's: how often, where include_usage says whether
     include_obfuscation: Annotated[bool | None, NoEffect("nothing is padded")] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.continuous_usage_stats and not self.include_usage:
-            raise Refused("continuous_usage_stats", "needs include_usage")
+    @property
+    def has_continuous_usage(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class GenerationRequest(WireStruct):
@@ -128,9 +128,11 @@ class GenerationRequest(WireStruct):
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # for the texts of tokens in log probabilities
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: PositiveCount | None = None
+    truncation_side: Annotated[Any, NotBuilt("left")] = None  # which end is cut off
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Literal["high", "normal", "low", 0, 1, 2] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -176,9 +178,11 @@ class GenerationRequest(WireStruct):
     def _check_biases(self) -> None:
         if len(self.logit_bias or ()) > MAX_BIASES:
             raise Refused("logit_bias", f"has more than {MAX_BIASES} tokens")
+        if unknown := [key for key in self.logit_bias or () if not _TOKEN_ID.fullmatch(key)]:
+            shown = ", ".join(f"'{key[:_MAX_ECHO]}'" for key in unknown[:_MAX_ECHOED])
+            are = "is no token id" if len(unknown) == 1 else "are no token ids"
+            raise Refused("logit_bias", f"{shown} {are}: expected every key to be an integer")
         for key, bias in (self.logit_bias or {}).items():
-            if not _TOKEN_ID.fullmatch(key):
-                raise Refused("logit_bias", f"'{key[:_MAX_ECHO]}' is no token id: expected every key to be an integer")
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise Refused("logit_bias", f"token {key} has {bias:g}; a bias is between -{MAX_BIAS} and {MAX_BIAS}")
 
@@ -235,7 +239,7 @@ class GenerationRequest(WireStruct):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             namespace=self.cache_salt or "",
             include_usage=bool(self.stream_options and self.stream_options.include_usage),
-            continuous_usage=bool(self.stream_options and self.stream_options.continuous_usage_stats),
+            continuous_usage=bool(self.stream_options and self.stream_options.has_continuous_usage),
             **self._given(_SAME_IN_OPTIONS),
         )
 
@@ -255,4 +259,6 @@ def check_token_ids(token_ids: Collection[int], vocab_size: int, param: str) -> 
     lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
     if lowest < 0 or highest >= vocab_size:
         missing = lowest if lowest < 0 else highest
-        raise InvalidRequest(f"{param}: no token has the id {missing}; the model has {vocab_size}", param=param)
+        raise InvalidRequest(
+            f"{param}: no token has the id {missing}; out of vocabulary, which has {vocab_size}", param=param
+        )

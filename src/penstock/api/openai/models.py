@@ -19,8 +19,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # Unix seconds
     owned_by: str = "penstock"
     max_model_len: int | None = None  # tokens of context, under the name vLLM gave it
-    root: str | None = None  # of an adapter: where it was loaded from, and its base model; as vLLM has it
-    parent: str | None = None
+    root: str | None = None  # as vLLM has it: an adapter's is where it was loaded from
+    parent: str | None = None  # an adapter's base model
 
 
 def model_object(card: ModelCard) -> bytes:

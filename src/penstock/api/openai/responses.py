@@ -99,9 +99,10 @@ def chat_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
         }
         for choice in choices
     ]
+    # vLLM's own, null where they were not asked for: its clients read them unasked.
     answer = envelope(head, "chat.completion") | {"choices": wire_choices, "usage": usage}
     if choices:  # all have the same prompt
-        answer |= _prompt_logprobs_of(choices[0]) | _given(prompt_token_ids=choices[0].prompt_ids)
+        answer |= {"prompt_logprobs": _prompt_logprobs_of(choices[0]), "prompt_token_ids": choices[0].prompt_ids}
     return encode(answer)
 
 
@@ -123,8 +124,9 @@ def text_completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage)
             "text": choice.text,
             "logprobs": None if choice.logprobs is None else _encoded(_text_logprobs(choice)),
             "finish_reason": choice.finish,
-            **_prompt_logprobs_of(choice),
-            **_given(prompt_token_ids=choice.prompt_ids, token_ids=choice.token_ids),
+            "prompt_logprobs": _prompt_logprobs_of(choice),
+            "prompt_token_ids": choice.prompt_ids,
+            "token_ids": choice.token_ids,
         }
         for choice in choices
     ]
@@ -142,10 +144,8 @@ def _given(**fields: Sequence[int] | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _prompt_logprobs_of(choice: Choice) -> dict[str, Any]:
-    if choice.prompt_logprobs is None:
-        return {}
-    return {"prompt_logprobs": _encoded_list(prompt_logprobs(choice.prompt_logprobs))}
+def _prompt_logprobs_of(choice: Choice) -> msgspec.Raw | None:
+    return None if choice.prompt_logprobs is None else _encoded_list(prompt_logprobs(choice.prompt_logprobs))
 
 
 def prompt_logprobs(tokens: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
@@ -179,6 +179,14 @@ def _encoded(logprobs: dict[str, Any]) -> dict[str, Any]:
 def _encoded_list(values: list[Any]) -> msgspec.Raw:
     parts = [encode(values[at : at + _PART])[1:-1] for at in range(0, len(values), _PART)]
     return msgspec.Raw(b"[%b]" % b",".join(parts))
+
+
+def named_by_id(tokens: Sequence[ScoredToken]) -> list[ScoredToken]:
+    """The same tokens with vLLM's `token_id:N` for their texts: two tokens may have one text, and never one id."""
+    return [
+        msgspec.structs.replace(token, text=f"token_id:{token.token_id}", top=named_by_id(token.top))
+        for token in tokens
+    ]
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -229,11 +237,12 @@ def _chat_token(token: ScoredToken) -> dict[str, Any]:
 
 
 def _by_text(token: ScoredToken) -> dict[str, float | None]:
-    """The alternatives, and the chosen token even if it is not among them; of equal texts the likeliest counts."""
+    """The chosen token first, and the alternatives; of equal texts the likeliest counts."""
     found: dict[str, float | None] = {}
     for candidate in (*token.top, token):
         found.setdefault(_as_text(candidate), _finite(candidate.logprob))
-    return found
+    chosen = _as_text(token)
+    return {chosen: found.pop(chosen), **found}
 
 
 def _finite(logprob: float | None) -> float | None:

@@ -133,6 +133,7 @@ class ResponsesRequest(WireStruct, dict=True):
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
@@ -161,7 +162,7 @@ class ResponsesRequest(WireStruct, dict=True):
         if self.top_logprobs is not None and not self.has_logprobs:
             raise Refused("top_logprobs", f"needs {LOGPROBS} among `include`")
         if self.background and self.store is False:
-            raise Refused("background", "cannot go with store: false: its answer is fetched from the store")
+            raise Refused("background", "can only be used when `store` is true")
         if self.background and self.stream:
             raise Refused("background", "cannot go with stream at this server", UnsupportedParameter)
         if not (self.input or self.instructions or self.previous_response_id):
@@ -220,6 +221,7 @@ class ResponsesRequest(WireStruct, dict=True):
             stop=self.stop,
             top_k=self.top_k,
             min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             cache_salt=self.cache_salt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.dialects.dialect import Dialect, Document, Health, Lora, Member, Native, Overload, Series, Sign, Signal
+from penstock.dialects.fields import CHAT, COMPLETIONS
 
 METRICS = Document(
     b"/metrics",
@@ -29,6 +30,27 @@ INFO = Document(
     },
 )
 
+# What its OpenAPI document does not have: its parser skips what it does not know.
+_NOT_SAMPLED: dict[str, tuple[object, ...]] = {"n": (1,), "top_k": (-1, 0), "min_p": (0,)}
+_NOT_IN_CHATS = _NOT_SAMPLED | {
+    "repetition_penalty": (1,),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+_NOT_IN_COMPLETIONS = _NOT_SAMPLED | {
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+}
+
 TGI = Dialect(
     name="tgi",
     signs=(
@@ -41,7 +63,9 @@ TGI = Dialect(
     health=Health(has_503_while_starting=True),
     overload=Overload(texts=(b'"overloaded"',)),
     renamed={"max_completion_tokens": "max_tokens"},
-    dropped=("n", "user", "prompt_cache_key"),
+    dropped=("n", "user", "prompt_cache_key", "metadata", "safety_identifier", "prediction"),
+    lists_stops=True,
+    lacks={CHAT: _NOT_IN_CHATS, COMPLETIONS: _NOT_IN_COMPLETIONS},
     model="tgi",  # any other name is an adapter's
     lora=Lora("model"),
 )
@@ -73,7 +97,8 @@ TGI_GENERATE = Dialect(
         delta=("token", "text"),
         hidden=("token", "special"),
         finish=("details", "finish_reason"),
-        prompt_tokens=("details", "input_length"),
+        prompt_tokens=("details", "input_length"),  # of a stream
+        prompt_tokens_header=b"x-prompt-tokens",
         output_tokens=("details", "generated_tokens"),
     ),
 )

@@ -257,6 +257,8 @@ class _Translates:
 
     def head(self, head: ResponseHead) -> None:
         self._head = head
+        if isinstance(self._answer, NativeAnswer):
+            self._answer.read_head(head.headers)
         self._is_stream = self._is_stream and head.status == 200
         if self._is_stream:
             self._receiver.head(ResponseHead(200, _EVENTS))

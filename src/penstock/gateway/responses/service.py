@@ -188,7 +188,7 @@ class ResponseService:
 
     def _open_background(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
         if not asked.is_stored:
-            raise InvalidRequest("background: cannot go with store: false: its answer is fetched later", param="store")
+            raise InvalidRequest("background can only be used when `store` is true", param="store")
         own = sum(tenant_id == tenant for tenant, _ in self._active)
         if own >= self._settings.max_background - len(self._active):  # the next tenant finds room, too
             problem = f"{own} responses of this tenant are being made in the background already"
@@ -305,7 +305,7 @@ class ResponseService:
         if request.method not in methods:
             raise MethodNotAllowed(f"this path takes {', '.join(method.decode() for method in methods)}")
         if len(response_id) > MAX_ID or not response_id.isprintable():  # databases differ in what they make of a NUL
-            raise ResponseNotFound(f"there is no response '{shown(response_id)}'")
+            raise ResponseNotFound(f"Response with id '{shown(response_id)}' not found.")
 
         def done(body: bytes | None, error: PenstockError | None) -> None:
             if body is None:
@@ -321,7 +321,7 @@ class ResponseService:
     def _found(self, tenant_id: str, response_id: str) -> StoredResponse:
         found = self._book.find(tenant_id, response_id)
         if found is None:
-            raise ResponseNotFound(f"there is no response '{shown(response_id)}', or it is no longer kept")
+            raise ResponseNotFound(f"Response with id '{shown(response_id)}' not found.")
         if not self._book.is_orphan(found):
             return found
         told = {"code": "server_error", "message": "the gateway that made this response is gone"}
@@ -334,13 +334,13 @@ class ResponseService:
 
     def _delete(self, tenant_id: str, response_id: str, _: bytes) -> bytes:
         if not self._book.delete(tenant_id, response_id):
-            raise ResponseNotFound(f"there is no response '{shown(response_id)}', or it is no longer kept")
+            raise ResponseNotFound(f"Response with id '{shown(response_id)}' not found.")
         return encode({"id": response_id, "object": "response", "deleted": True})
 
     def _cancel_stored(self, tenant_id: str, response_id: str, _: bytes) -> bytes:
         found = self._found(tenant_id, response_id)
         if not found.is_background:
-            raise InvalidRequest("only a response that is made in the background can be cancelled")
+            raise InvalidRequest("Cannot cancel a synchronous response.")
         if found.is_active:
             cancelled = patched(found.response, status="cancelled").decode()
             self._book.end(tenant_id, response_id, status="cancelled", response=cancelled)

@@ -1,5 +1,7 @@
 """Drafts out of the text itself: what followed the last time the same tokens came. It needs no model, only a dict.
 
+A text that the client expects in the answer (`Request.predicted_ids`) counts as if it stood before the prompt.
+
 The tokens of a sequence are chained by pairs, as a compressor chains bytes: from its last two tokens one gets to the
 places where the same two stood before, the latest first, and of those the one that agrees furthest back is followed.
 """
@@ -31,16 +33,19 @@ class PromptLookup:
         """How good a place was found to copy from, as a small number; None: there is none."""
         chains = self._chains.get(sequence)
         if chains is None:
-            chains = self._chains[sequence] = PairChains()
+            chains = self._chains[sequence] = PairChains(sequence.request.predicted_ids)
         agreement = chains.look(sequence.token_ids)
         return _KINDS[agreement] if agreement else None
 
     def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> list[list[int]]:
-        return [self._chains[sequence].copy(sequence.token_ids, count) for sequence, count in wanted]
+        return [self._chains[sequence].copy(count) for sequence, count in wanted]
 
 
 class PairChains:
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[int] = ()) -> None:
+        """`before`: tokens to copy from that are not of the text itself."""
+        self._text = list(before)
+        self._num_before = len(self._text)
         self._latest: dict[int, int] = {}  # where each pair of tokens ended last
         self._before: list[int] = []  # for every place, where its pair ended before; -1: nowhere
         self._found = -1
@@ -48,6 +53,7 @@ class PairChains:
     def look(self, token_ids: Sequence[int]) -> int:
         """With all tokens there are by now: how many of the last ones agree with those at the best place; 0: none."""
         self._extend(token_ids)
+        token_ids = self._text
         end = len(token_ids) - 1
         place = self._before[end] if end >= 0 else -1
         best = 0
@@ -68,20 +74,21 @@ class PairChains:
             place = self._before[place]
         return best
 
-    def copy(self, token_ids: Sequence[int], count: int) -> list[int]:
+    def copy(self, count: int) -> list[int]:
         """The tokens that follow where the last look found; where that runs into the end, it goes round."""
         start = self._found + 1
-        found = list(token_ids[start : start + count])
-        period = len(token_ids) - start
+        found = self._text[start : start + count]
+        period = len(self._text) - start
         while len(found) < count:
             found.append(found[-period])
         return found
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        latest, before = self._latest, self._before
-        if not before and token_ids:
+        latest, before, text = self._latest, self._before, self._text
+        text += token_ids[len(text) - self._num_before :]
+        if not before and text:
             before.append(-1)  # nothing stands before the first
-        for place in range(len(before), len(token_ids)):
-            pair = token_ids[place - 1] << _ID_BITS | token_ids[place]
+        for place in range(len(before), len(text)):
+            pair = text[place - 1] << _ID_BITS | text[place]
             before.append(latest.get(pair, -1))
             latest[pair] = place
