@@ -55,7 +55,7 @@ drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, p
 test-parallel: $(VENV)/.installed-dev  ## models over several ranks: every family in every layout, as processes on this machine's CPU
 	$(BIN)/python -m pytest tests/parallel tests/runner/ranks -m slow $(ARGS)
 
-test-peers: test-peers-vllm  ## real vLLM and SGLang on a CPU, Triton and Dynamo's mocker as replicas: they are fetched first
+test-peers: test-peers-vllm  ## real vLLM and SGLang on a CPU, Triton and Dynamo's mocker as replicas, the Agents SDK and Codex as clients: they are fetched first
 	$(BIN)/python tools/peers/install.py .peers
 	PENSTOCK_PEERS=.peers $(BIN)/python -m pytest tests/peers tests/gateway/replicas/test_engine_poller.py -m slow
 

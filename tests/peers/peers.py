@@ -34,6 +34,14 @@ def package_of(peer: str) -> Path:
     return found
 
 
+def program_of(peer: str) -> str:
+    """The one command of a package from npm."""
+    found = Path(_HOME, peer, "node_modules", ".bin", peer)
+    if not found.exists():
+        pytest.skip(f"{peer} is not installed: make test-peers")
+    return str(found.absolute())
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])

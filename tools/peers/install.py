@@ -1,4 +1,5 @@
-"""Makes a virtual environment for each peer that `make test-peers` drives: their dependencies do not agree.
+"""Makes a virtual environment for each peer that `make test-peers` drives, engines to route to and clients: their
+dependencies do not agree.
 
     python tools/peers/install.py .peers            # all; about 4 GB and ten minutes
     python tools/peers/install.py .peers mocker     # some
@@ -40,9 +41,11 @@ PEERS = {
         ["install", "--no-deps", "gguf==0.19.0", "soundfile==0.14.0", "torchvision==0.28.0"],
     ],
     "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
+    "agents": [["install", "openai-agents==0.24.0"]],
 }
 
-NPM = {"tgi": "@huggingface/tasks@0.21.54"}  # schemas that are made from TGI's document; to be read
+UNPACKED = {"tgi": "@huggingface/tasks@0.21.54"}  # from npm: schemas that are made from TGI's document; to be read
+PROGRAMS = {"codex": "@openai/codex@0.169.0"}  # from npm: 400 MB
 BORROWS = {"sglang": "vllm"}  # what it needs besides is in the other's environment, which is made first
 
 
@@ -65,24 +68,34 @@ def unpack(package: str, home: Path) -> None:
     (home / "installed").touch()
 
 
+def install_program(package: str, home: Path) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["npm", "install", "--silent", "--prefix", home, package], check=True)
+    (home / "installed").touch()
+
+
 def packages_of(home: Path) -> Path:
     [found] = home.absolute().glob("lib/python3*/site-packages")
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Install the engines that the peer tests drive.")
+    parser = argparse.ArgumentParser(description="Install the engines and clients that the peer tests drive.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join([*PEERS, *NPM])}; all if none is named")
+    known = [*PEERS, *UNPACKED, *PROGRAMS]
+    parser.add_argument("peers", nargs="*", help=f"some of: {', '.join(known)}; all if none is named")
     arguments = parser.parse_args()
-    if unknown := set(arguments.peers) - set(PEERS) - set(NPM):
+    if unknown := set(arguments.peers) - set(known):
         parser.error(f"no such peer: {', '.join(unknown)}")
-    for name in arguments.peers or [*PEERS, *NPM]:
+    for name in arguments.peers or known:
         home = arguments.directory / name
         if (home / "installed").exists():
             continue
-        if name in NPM:
-            unpack(NPM[name], home)
+        if name in UNPACKED:
+            unpack(UNPACKED[name], home)
+            continue
+        if name in PROGRAMS:
+            install_program(PROGRAMS[name], home)
             continue
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         if name in BORROWS:
