@@ -15,6 +15,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = b"connection: close\r\n"
+UPGRADE = b"upgrade: websocket\r\nconnection: upgrade\r\n"
 JSON = b"content-type: application/json\r\n"
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
