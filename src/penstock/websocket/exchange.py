@@ -1,0 +1,134 @@
+"""A request of a WebSocket: an exchange inside the process, whose answer becomes messages.
+
+The application answers it as it answers HTTP. A stream of server-sent events is taken apart into its events; any other
+answer is told as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from penstock.http.exchange import Exchange, NoChannel
+from penstock.http.message import Request
+
+Headers = dict[str, str]  # by lower-case name
+
+_EVENTS = "text/event-stream"
+_GAP = re.compile(rb"\r?\n\r?\n")
+_FRAMING = ("content-type", "content-length", "date", "cache-control", "x-accel-buffering")
+
+
+class Answer(Protocol):
+    """What is told of an answer. One of `whole`, `ended` and `broken` comes last; none after a `cancel`."""
+
+    def started(self, headers: Headers) -> None:
+        """The answer is a stream, and has begun."""
+
+    def event(self, name: bytes, data: bytes) -> None: ...
+    def comment(self, text: bytes) -> None: ...
+    def ended(self) -> None: ...
+    def broken(self) -> None:
+        """What came is not the whole of it."""
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> None: ...
+
+
+class Client(Protocol):
+    """The socket that it came on."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def is_paused(self) -> bool: ...
+
+
+class SocketExchange(Exchange):
+    __slots__ = ("_answer", "_client", "_has_events", "_head", "_is_over", "_rest")
+
+    def __init__(self, request: Request, client: Client, answer: Answer) -> None:
+        super().__init__(NoChannel(), request, keep_alive=False, speaks_chunked=False)
+        self._client = client
+        self._answer = answer
+        self._is_over = False
+        self._has_events = False
+        self._head: tuple[int, Headers] | None = None  # of an answer that is told as a whole
+        self._rest = b""  # of that, or of an event that is not complete
+
+    @property
+    def is_open(self) -> bool:
+        return not self._is_over
+
+    @property
+    def peer(self) -> str:
+        return self._client.peer
+
+    def start(
+        self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
+    ) -> None:
+        if self._is_over:
+            return
+        assert not self.is_started, "an exchange is answered once"
+        self.is_started = True
+        found = _parsed(headers)
+        self._has_events = status == 200 and found.get("content-type", "").startswith(_EVENTS)
+        told = {name: value for name, value in found.items() if name not in _FRAMING}
+        if self._has_events:
+            self._answer.started(told)
+        else:
+            self._head = (status, told)
+        self.write(data, is_last)
+
+    def write(self, data: bytes, is_last: bool = False) -> None:
+        if self._is_over:
+            return
+        self._rest += data
+        if self._has_events:
+            self._tell_events(is_last)
+        if is_last:
+            self._end()
+        elif self._client.is_paused and self.watcher is not None:
+            self.watcher.pause()
+
+    def abort(self) -> None:
+        if not self._is_over:
+            self._is_over, self.watcher = True, None
+            self._answer.broken()
+
+    def close_after(self) -> None: ...
+
+    def cancel(self) -> None:
+        """Gives up the work, as if a client had left. Nothing more is told of the answer."""
+        self._is_over, watcher, self.watcher = True, self.watcher, None
+        if watcher is not None:
+            watcher.client_gone()
+
+    def _end(self) -> None:
+        self._is_over, self.watcher = True, None
+        if self._head is not None:
+            self._answer.whole(*self._head, self._rest)
+        else:
+            self._answer.ended()
+
+    def _tell_events(self, is_last: bool) -> None:
+        *blocks, self._rest = _GAP.split(self._rest)
+        if is_last and self._rest:
+            blocks.append(self._rest)
+        for block in blocks:
+            name, lines = b"", []
+            for line in block.splitlines():
+                field, _, value = line.partition(b":")
+                value = value.removeprefix(b" ")
+                if not field and value:
+                    self._answer.comment(value)
+                elif field == b"event":
+                    name = value
+                elif field == b"data":
+                    lines.append(value)
+            if lines:
+                self._answer.event(name, b"\n".join(lines))
+
+
+def _parsed(lines: bytes) -> Headers:
+    pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
+    return {name.lower(): value for name, _, value in pairs}
