@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from penstock.http.exchange import Exchange, NoChannel
+from penstock.http.exchange import Exchange, NoChannel, Watcher
 from penstock.http.message import Request
 
 Headers = dict[str, str]  # by lower-case name
@@ -44,13 +44,14 @@ class Client(Protocol):
 
 
 class SocketExchange(Exchange):
-    __slots__ = ("_answer", "_client", "_has_events", "_head", "_is_over", "_rest")
+    __slots__ = ("_answer", "_client", "_has_events", "_head", "_is_over", "_paused", "_rest")
 
     def __init__(self, request: Request, client: Client, answer: Answer) -> None:
         super().__init__(NoChannel(), request, keep_alive=False, speaks_chunked=False)
         self._client = client
         self._answer = answer
         self._is_over = False
+        self._paused: Watcher | None = None  # the one that was told to
         self._has_events = False
         self._head: tuple[int, Headers] | None = None  # of an answer that is told as a whole
         self._rest = b""  # of that, or of an event that is not complete
@@ -87,8 +88,8 @@ class SocketExchange(Exchange):
             self._tell_events(is_last)
         if is_last:
             self._end()
-        elif self._client.is_paused and self.watcher is not None:
-            self.watcher.pause()
+        elif self._client.is_paused:
+            self.pause()
 
     def abort(self) -> None:
         if not self._is_over:
@@ -96,6 +97,17 @@ class SocketExchange(Exchange):
             self._answer.broken()
 
     def close_after(self) -> None: ...
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        if self.watcher is not None and self.watcher is not self._paused:
+            self._paused = self.watcher
+            self.watcher.pause()
+
+    def resume(self) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None and self.watcher is not None:
+            self.watcher.resume()
 
     def cancel(self) -> None:
         """Gives up the work, as if a client had left. Nothing more is told of the answer."""

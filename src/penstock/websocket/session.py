@@ -178,13 +178,11 @@ class Session:
 
     def pause(self) -> None:
         for exchange in list(self._exchanges):
-            if exchange.watcher is not None:
-                exchange.watcher.pause()
+            exchange.pause()
 
     def resume(self) -> None:
         for exchange in list(self._exchanges):
-            if exchange.watcher is not None:
-                exchange.watcher.resume()
+            exchange.resume()
 
     def sweep(self, now: float) -> None:
         if self.num_open or now < self._due_at:
