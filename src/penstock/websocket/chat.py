@@ -13,13 +13,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import explain
 from penstock.core.config import shown
 from penstock.core.errors import Conflict, EngineFailed, InvalidRequest, NotFound, PenstockError
 from penstock.websocket.exchange import Headers, SocketExchange
-from penstock.websocket.session import REQUEST_HEADERS, Session, error_message, is_json, refusal_message
+from penstock.websocket.session import REQUEST_HEADERS, Session, decode, error_message, is_json, refusal_message
 
-_Id = Annotated[str, Meta(min_length=1, max_length=128)]
+_MAX_ID = 128
+_Id = Annotated[str, Meta(min_length=1, max_length=_MAX_ID)]
 
 
 class _Request(msgspec.Struct, tag_field="type", tag="request", forbid_unknown_fields=True):
@@ -53,9 +53,9 @@ class ChatSession(Session):
         if (decoder := _messages.get(kind)) is None:
             raise InvalidRequest(f"type: '{shown(kind)}' is not one of {_TYPES}", param="type")
         try:
-            message = decoder.decode(data)
-        except msgspec.ValidationError as error:
-            self._refuse(_fresh_id(data, self._answers), explain(error, decoder.type))
+            message = decode(decoder, data)
+        except InvalidRequest as error:
+            self._refuse(self._fresh_id(data) if kind == "request" else None, error)
             return
         if isinstance(message, _Cancel):
             self._cancel(message.id)
@@ -99,6 +99,15 @@ class ChatSession(Session):
             answer.exchange.cancel()
         self.send(b'{"type":"cancelled","id":%b}' % answer.encoded_id)
         self.over(answer.exchange)
+
+    def _fresh_id(self, data: bytes) -> str | None:
+        """The id of a message that is wrong elsewhere, if its error can be told by it."""
+        try:
+            request_id = decode(_named, data).id
+        except InvalidRequest:
+            return None
+        is_fit = isinstance(request_id, str) and 0 < len(request_id) <= _MAX_ID
+        return request_id if is_fit and request_id not in self._answers else None
 
     def _refuse(self, request_id: str | None, error: PenstockError) -> None:
         if request_id is None:
@@ -161,9 +170,3 @@ class _Answer:
     def _say(self, message: dict[str, object]) -> None:
         self._session.send(msgspec.json.encode(message))
 
-
-def _fresh_id(data: bytes, known: object) -> str | None:
-    """The id of a message that is wrong elsewhere, if its error can be told by it."""
-    found = _named.decode(data).id
-    is_fit = isinstance(found, str) and 0 < len(found) <= 128
-    return found if is_fit and found not in known else None  # type: ignore[operator]

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.api.decoding import explain
 from penstock.core.config import shown
 from penstock.core.errors import EngineFailed, InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 from penstock.websocket.exchange import Headers, SocketExchange
-from penstock.websocket.session import Session, error_message, is_json, refusal_message
+from penstock.websocket.session import Session, decode, error_message, is_json, refusal_message
 
 _Lane = Annotated[str, Meta(min_length=1, max_length=128)]
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
@@ -114,10 +113,7 @@ class ResponsesSession(Session):
             self._waiting.pop(lane, None)
 
     def _cancel(self, data: bytes) -> None:
-        try:
-            asked = _cancels.decode(data)
-        except msgspec.ValidationError as error:
-            raise explain(error, _Cancel) from None
+        asked = decode(_cancels, data)
         found = [
             one
             for lane, one in self._running.items()
@@ -162,7 +158,8 @@ class _Answer:
         if (number := _NUMBER.search(data)) is not None:
             self._last_number = int(number[1])
         if not self._begun and name == b"response.created":
-            self._begun = msgspec.json.decode(data).get("response", {})
+            begun = msgspec.json.decode(data).get("response")
+            self._begun = begun if isinstance(begun, dict) else {}
             self.response_id = str(self._begun.get("id", ""))
         if data.startswith(b'{"error"'):
             self._is_over = True
@@ -212,21 +209,21 @@ def _named(lane: str | None) -> dict[str, object]:
 
 def _lane_of(data: bytes) -> str | None:
     """The lane that an answer to this message belongs to, even if the message is wrong."""
-    lane = _laned.decode(data).stream_id
+    try:
+        lane = decode(_laned, data).stream_id
+    except InvalidRequest:
+        return None
     return lane if isinstance(lane, str) and 0 < len(lane) <= 128 else None
 
 
 def _request_of(data: bytes) -> bytes:
     """The body that HTTP would have had. Raises for what a socket's request cannot ask."""
-    try:
-        asked = _creates.decode(data)
-    except msgspec.ValidationError as error:
-        raise explain(error, _Create) from None
+    asked = decode(_creates, data)
     if asked.background:
         raise UnsupportedParameter("background: a socket streams; ask over HTTP", param="background")
     if asked.generate is False:
         raise UnsupportedParameter("generate: every response is generated", param="generate")
     if asked.stream is False:
         raise UnsupportedParameter("stream: every response of a socket is streamed", param="stream")
-    members = {name: value for name, value in _members.decode(data).items() if name not in _SOCKETS}
+    members = {name: value for name, value in decode(_members, data).items() if name not in _SOCKETS}
     return msgspec.json.encode(members | {"stream": True})

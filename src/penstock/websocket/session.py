@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from penstock.api.decoding import explain
 from penstock.api.errors import error_body, error_headers, http_error
 from penstock.core.errors import (
     Conflict,
@@ -175,6 +176,9 @@ class Session:
             self.send_error(error)
             if self.owner is None:
                 self.socket.close(CloseCode.POLICY_VIOLATION, error.code)
+        except Exception:
+            log.exception("a message at %s failed", self.path.decode(errors="replace"))
+            self.socket.close(CloseCode.INTERNAL_ERROR, PenstockError.code)
 
     def pause(self) -> None:
         for exchange in list(self._exchanges):
@@ -207,7 +211,7 @@ class Session:
         self._due_at = self.socket.now + (settings.auth_timeout_s if self.owner is None else settings.idle_timeout_s)
 
     def _authenticate(self, data: bytes) -> None:
-        key = _auth.decode(data).key if _is_auth(data) else ""
+        key = decode(_auth, data).key
         if not key or not key.isprintable() or not key.isascii():
             raise InvalidRequest("key: expected an API key", param="key")
         if self._has_key:
@@ -222,7 +226,7 @@ class Session:
         self.send(b'{"type":"authenticated"}')
 
 
-class _Auth(msgspec.Struct, tag="auth", forbid_unknown_fields=True):
+class _Auth(msgspec.Struct, tag_field="type", tag="auth", forbid_unknown_fields=True):
     key: str
 
 
@@ -266,19 +270,24 @@ def is_json(data: bytes) -> bool:
     return True
 
 
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """A message, or what of it is asked for. Raises InvalidRequest."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise explain(error, decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the message is not valid JSON: {error}") from None
+
+
 def _type_of(data: bytes) -> str:
     try:
         return _typed.decode(data).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest('a message is a JSON object with a "type"', param="type") from None
-
-
-def _is_auth(data: bytes) -> bool:
-    try:
-        _auth.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
 
 
 def _give_up(exchange: SocketExchange, error: PenstockError) -> None:
