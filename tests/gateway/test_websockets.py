@@ -173,6 +173,31 @@ def test_openai_clients_connect_to_responses(gateway: RunningGateway, replica_at
     assert client.responses.retrieve(second.response.id).status == second.response.status
 
 
+def test_responses_that_are_not_stored_are_gone_on_from_on_their_socket(
+    gateway: RunningGateway, replica_at_hand: Replica
+) -> None:
+    client = gateway.client(gateway.add_tenant("forgetful"))
+    greedy: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 12}
+    answers: list[Any] = []
+    with client.responses.connect(websocket_connection_options={"proxy": None}) as connection:
+        for said, is_stored in ((QUESTION, False), ("And?", False), ("So?", True)):
+            before = answers[-1].id if answers else None
+            connection.response.create(input=said, previous_response_id=before, store=is_stored, **greedy)  # type: ignore[arg-type]
+            while (event := connection.recv()).type not in ("response.completed", "response.incomplete", "error"):
+                pass
+            last: Any = event
+            answers.append(last.response)
+    turns: list[Any] = list(QUESTION)
+    for answer, said in zip(answers, ("And?", "So?", ""), strict=True):
+        assert answer.output_text == replica_at_hand.answer(turns, 12)
+        turns += [{"role": "assistant", "content": answer.output_text}, {"role": "user", "content": said}]
+    for answer in answers[:2]:
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(answer.id)
+    assert client.responses.retrieve(answers[2].id).output_text == answers[2].output_text
+    assert [answer.store for answer in answers] == [False, False, True]
+
+
 async def test_openai_clients_connect_to_responses_without_a_thread(gateway: RunningGateway) -> None:
     key = gateway.add_tenant("asynchronous")
     async with (

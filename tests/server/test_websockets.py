@@ -41,9 +41,26 @@ def test_openai_clients_connect_to_a_replica(replica: Replica) -> None:
             pass
         last: Any = event
         assert last.response.output_text == replica.answer(QUESTION, 12)
-        connection.response.create(model=NAME, input="And?", previous_response_id=last.response.id)
+        connection.response.create(model=NAME, input="And?", previous_response_id="resp_unknown")
         refused: Any = connection.recv()
         assert (refused.error.code, refused.error.param) == ("unsupported_parameter", "previous_response_id")
+
+
+def test_a_socket_remembers_its_own_conversation(replica: Replica) -> None:
+    greedy: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 12}
+    turns: list[Any] = list(QUESTION)
+    with replica.openai.responses.connect(websocket_connection_options={"proxy": None}) as connection:
+        previous: Any = None
+        for said in ("And?", "So?", ""):
+            told = {"previous_response_id": previous.id} if previous is not None else {}
+            connection.response.create(input=[turns[-1]], **told, **greedy)
+            while (event := connection.recv()).type not in ("response.completed", "response.incomplete", "error"):
+                pass
+            last: Any = event
+            assert last.response.output_text == replica.answer(turns, 12)
+            assert last.response.previous_response_id == (previous.id if previous is not None else None)
+            previous = last.response
+            turns += [{"role": "assistant", "content": previous.output_text}, {"role": "user", "content": said}]
 
 
 def test_a_cancel_ends_the_engines_work(slow_replica: Replica) -> None:

@@ -169,4 +169,3 @@ class _Answer:
 
     def _say(self, message: dict[str, object]) -> None:
         self._session.send(msgspec.json.encode(message))
-

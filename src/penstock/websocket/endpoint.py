@@ -26,6 +26,7 @@ from penstock.observe.websocket_catalog import CLOSED, MESSAGES, OPEN, REFUSED, 
 from penstock.websocket import handshake
 from penstock.websocket.chat import ChatSession
 from penstock.websocket.frames import CloseCode
+from penstock.websocket.memory import Room
 from penstock.websocket.responses import ResponsesSession
 from penstock.websocket.session import App, Lines, Session
 from penstock.websocket.settings import WebSocketSettings
@@ -57,6 +58,7 @@ class WebSockets:
     ) -> None:
         """`pages`: which pages of other origins may use it. `registry`: one that has the catalog of WebSockets."""
         self.app = app
+        self.room = Room()
         self.settings = settings or WebSocketSettings()
         self.registry = registry or Registry(WEBSOCKET_CATALOG)
         self._admit = admit

@@ -7,16 +7,20 @@ Requests wait for those before them of the same `stream_id`, a lane; lanes run s
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
+from penstock.api.responses.request import Kept
+from penstock.api.responses.stored import Turn, input_items, with_conversation
 from penstock.core.config import shown
 from penstock.core.errors import EngineFailed, InvalidRequest, NotFound, PenstockError, UnsupportedParameter
 from penstock.websocket.exchange import Headers, SocketExchange
+from penstock.websocket.memory import Conversations
 from penstock.websocket.session import Session, decode, error_message, is_json, refusal_message
 
 _Lane = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -31,6 +35,9 @@ class _Create(msgspec.Struct):
     stream: bool | None = None
     background: bool | None = None
     generate: bool | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    input: msgspec.Raw = msgspec.Raw(b'""')
 
 
 class _Cancel(msgspec.Struct, tag_field="type", tag="response.cancel", forbid_unknown_fields=True):
@@ -46,14 +53,23 @@ _creates = msgspec.json.Decoder(_Create)
 _cancels = msgspec.json.Decoder(_Cancel)
 _laned = msgspec.json.Decoder(_Laned)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FINISHED = (b"response.completed", b"response.incomplete")
 _SOCKETS = ("type", "stream_id", "generate", "background")
+
+
+class _Asked(NamedTuple):
+    """A request that waits for its turn."""
+
+    message: _Create
+    body: bytes  # as HTTP would have it
 
 
 class ResponsesSession(Session):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._remembered = Conversations(self.lobby.room)
         self._running: dict[str | None, _Answer] = {}  # by lane
-        self._waiting: dict[str | None, deque[bytes]] = {}  # bodies
+        self._waiting: dict[str | None, deque[_Asked]] = {}
         self._num_waiting = 0
         self._is_advancing = False
 
@@ -71,6 +87,10 @@ class ResponsesSession(Session):
         else:
             raise InvalidRequest(f"type: '{shown(kind)}' is not one of {_TYPES}", param="type")
 
+    def closed(self, code: int) -> None:
+        super().closed(code)
+        self._remembered.forget_all()
+
     def cancel_all(self) -> None:
         super().cancel_all()
         self._running.clear()
@@ -86,11 +106,11 @@ class ResponsesSession(Session):
         lane = _lane_of(data)
         try:
             self.check_room()
-            body = _request_of(data)
+            asked = _request_of(data)
         except PenstockError as error:
             self.send(msgspec.json.encode(error_message(error, **_named(lane))))
             return
-        self._waiting.setdefault(lane, deque()).append(body)
+        self._waiting.setdefault(lane, deque()).append(asked)
         self._num_waiting += 1
         self._advance(lane)
 
@@ -100,9 +120,15 @@ class ResponsesSession(Session):
             return
         self._is_advancing = True
         while lane not in self._running and (waiting := self._waiting.get(lane)):
-            body = waiting.popleft()
+            asked = waiting.popleft()
             self._num_waiting -= 1
-            answer = self._running[lane] = _Answer(self, lane)
+            turns = self._remembered.up_to(asked.message.previous_response_id)
+            answer = self._running[lane] = _Answer(self, lane, asked.message, turns or [])
+            try:
+                body = asked.body if turns is None else _with_turns(asked, turns)
+            except PenstockError as error:
+                answer.refused(error)
+                continue
             exchange = self.begin(body, answer)
             if exchange.is_open:
                 answer.exchange = exchange
@@ -111,6 +137,13 @@ class ResponsesSession(Session):
         self._is_advancing = False
         if not self._waiting.get(lane):
             self._waiting.pop(lane, None)
+
+    def remember(self, response: dict[str, Any], asked: _Create, turns: list[Turn]) -> None:
+        """A response that nobody keeps: its client may go on from it as long as it is here."""
+        with contextlib.suppress(InvalidRequest):
+            self._remembered.remember(
+                str(response.get("id")), turns, input_items(asked.input), response.get("output", [])
+            )
 
     def _cancel(self, data: bytes) -> None:
         asked = decode(_cancels, data)
@@ -136,8 +169,11 @@ class ResponsesSession(Session):
 class _Answer:
     """One response, as messages."""
 
-    def __init__(self, session: ResponsesSession, lane: str | None) -> None:
+    def __init__(self, session: ResponsesSession, lane: str | None, asked: _Create, turns: list[Turn]) -> None:
+        """`turns`: those before it that its socket remembers."""
         self.lane = lane
+        self._asked = asked
+        self._turns = turns
         self.response_id = ""
         self.exchange: SocketExchange | None = None
         self._session = session
@@ -164,11 +200,17 @@ class _Answer:
         if data.startswith(b'{"error"'):
             self._is_over = True
             data = b'{"type":"error",' + data[1:]
+        if name in _FINISHED:
+            self._finished(msgspec.json.decode(data).get("response"))
         self._session.send(data[:-1] + self._end)
 
     def comment(self, text: bytes) -> None: ...
 
     def ended(self) -> None:
+        self._session.ended(self)
+
+    def refused(self, error: PenstockError) -> None:
+        self._fail(error)
         self._session.ended(self)
 
     def broken(self) -> None:
@@ -194,6 +236,10 @@ class _Answer:
             }
         )
 
+    def _finished(self, response: object) -> None:
+        if isinstance(response, dict) and response.get("store") is False:
+            self._session.remember(response, self._asked, self._turns)
+
     def _fail(self, error: PenstockError) -> None:
         if not self._is_over:
             self._is_over = True
@@ -216,7 +262,17 @@ def _lane_of(data: bytes) -> str | None:
     return lane if isinstance(lane, str) and 0 < len(lane) <= 128 else None
 
 
-def _request_of(data: bytes) -> bytes:
+def _with_turns(asked: _Asked, turns: list[Turn]) -> bytes:
+    """The request with the conversation before it, which the application does not know."""
+    message = asked.message
+    kept = Kept(previous_response_id=message.previous_response_id)
+    body = with_conversation(asked.body, turns, input_items(message.input), kept)
+    if message.store is None:
+        return body
+    return msgspec.json.encode(decode(_members, body) | {"store": message.store})
+
+
+def _request_of(data: bytes) -> _Asked:
     """The body that HTTP would have had. Raises for what a socket's request cannot ask."""
     asked = decode(_creates, data)
     if asked.background:
@@ -226,4 +282,4 @@ def _request_of(data: bytes) -> bytes:
     if asked.stream is False:
         raise UnsupportedParameter("stream: every response of a socket is streamed", param="stream")
     members = {name: value for name, value in decode(_members, data).items() if name not in _SOCKETS}
-    return msgspec.json.encode(members | {"stream": True})
+    return _Asked(asked, msgspec.json.encode(members | {"stream": True}))

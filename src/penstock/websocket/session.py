@@ -26,6 +26,7 @@ from penstock.http.exchange import Exchange
 from penstock.http.message import Request
 from penstock.websocket.exchange import Answer, Headers, SocketExchange
 from penstock.websocket.frames import CloseCode
+from penstock.websocket.memory import Room
 from penstock.websocket.settings import WebSocketSettings
 from penstock.websocket.socket import WebSocket
 
@@ -50,6 +51,7 @@ class Lobby(Protocol):
     """Where sessions come from: it knows callers, and counts."""
 
     settings: WebSocketSettings
+    room: Room
     app: App
 
     def owner_of(self, headers: Lines, peer: str) -> str:
