@@ -234,6 +234,24 @@ async def test_a_handshake_behind_a_request_that_is_not_answered_is_refused(stan
     writer.close()
 
 
+async def test_what_a_client_sends_with_its_handshake_is_read(stand: Start) -> None:
+    server = await stand()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    head = b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\nupgrade: WebSocket\r\n"
+    head += b"authorization: Bearer one\r\nx-penstock: envelope\r\nsec-websocket-version: 13\r\n"
+    head += b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    said = b'{"type":"response.create","model":"m"}'
+    frame = b"\x81" + bytes((0x80 | len(said),)) + b"\x00" * 4 + said
+    writer.write(head + frame[:20])
+    answer = await reader.readuntil(b"\r\n\r\n")
+    assert b"sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer  # RFC 6455's own example
+    writer.write(frame[20:])
+    exchange = await server.exchange()
+    assert exchange.request.body == b'{"model":"m","stream":true}'
+    assert b"x-penstock" not in exchange.request.headers
+    writer.close()
+
+
 # -- requests
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.gateway.app import Gateway
+from penstock.gateway.tenant_services import ANYBODY
 from penstock.observe.registry import Registry
 from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
 from penstock.websocket.endpoint import WebSockets
@@ -17,6 +18,7 @@ def websockets(gateway: Gateway, settings: WebSocketSettings | None = None) -> W
     gateway.recorder.exports.append(registry)
 
     def admit(headers: Mapping[bytes, bytes], peer: str) -> str:
-        return services.caller(headers).tenant.id
+        caller = services.caller(headers)
+        return "" if caller is ANYBODY else caller.tenant.id
 
     return WebSockets(gateway, admit, services.pages, settings, registry)

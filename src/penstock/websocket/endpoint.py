@@ -41,7 +41,8 @@ _RETRY_S = 5.0
 _VERSION = b"sec-websocket-version: 13\r\n"
 
 
-# The tenant of whoever sends these headers from this address. Raises Unauthenticated where a key is needed.
+# The tenant of whoever sends these headers from this address; empty where nobody needs a key. Raises Unauthenticated
+# where one is needed.
 Admit = Callable[[Lines, str], str]
 
 
@@ -95,7 +96,7 @@ class WebSockets:
         return self._admit(headers, peer)
 
     def enter(self, session: Session, owner: str) -> None:
-        if self._num_of[owner] >= self.settings.max_sockets_per_tenant:
+        if owner and self._num_of[owner] >= self.settings.max_sockets_per_tenant:
             most = self.settings.max_sockets_per_tenant
             raise Overloaded(f"{most} sockets of this tenant are open", reason="sockets", retry_after_s=_RETRY_S)
         self._num_of[owner] += 1

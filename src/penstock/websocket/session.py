@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.api.decoding import explain
 from penstock.api.errors import error_body, error_headers, http_error
+from penstock.api.relay import SECRET_HEADER
 from penstock.core.errors import (
     Conflict,
     EngineUnavailable,
@@ -44,6 +45,7 @@ _NOT_PASSED_ON = frozenset(
 REQUEST_HEADERS = frozenset(
     ("x-request-id", "traceparent", "tracestate", "x-penstock-expected-output", "x-penstock-max-wait")
 )
+_OWN = frozenset((SECRET_HEADER.encode(), *(name.encode() for name in REQUEST_HEADERS)))
 _DRAINING_S = 1.0
 
 
@@ -55,10 +57,10 @@ class Lobby(Protocol):
     app: App
 
     def owner_of(self, headers: Lines, peer: str) -> str:
-        """The tenant whose key is in these headers. Raises."""
+        """The tenant whose key is in these headers; empty where nobody needs one. Raises."""
 
     def enter(self, session: Session, owner: str) -> None:
-        """Counts a session as this tenant's. Raises Overloaded if it has too many."""
+        """Counts a session as its tenant's. Raises Overloaded if it has too many."""
 
     def leave(self, session: Session, code: int) -> None: ...
     def counted(self, session: Session, is_sent: bool) -> None: ...
@@ -83,11 +85,7 @@ class Session:
         self.num_requests = self.num_received = self.num_sent = 0
         self.lobby = lobby
         self.socket = socket
-        self._headers = {
-            name: value
-            for name, value in handshake.headers.items()
-            if name not in _NOT_PASSED_ON and not name.startswith(b"sec-websocket-")
-        }
+        self._headers = {name: value for name, value in handshake.headers.items() if _is_passed_on(name)}
         self._has_key = any(name in self._headers for name in (b"authorization", b"x-api-key"))
         self._exchanges: set[SocketExchange] = set()
         self._is_draining = False
@@ -283,6 +281,13 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         raise explain(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the message is not valid JSON: {error}") from None
+
+
+def _is_passed_on(name: bytes) -> bool:
+    """Whether requests have this header of the handshake. What gateways say to replicas is for HTTP alone."""
+    if name.startswith((b"sec-websocket-", b"x-penstock")):
+        return name in _OWN
+    return name not in _NOT_PASSED_ON
 
 
 def _type_of(data: bytes) -> str:
