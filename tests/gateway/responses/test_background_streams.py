@@ -249,3 +249,15 @@ def test_a_log_that_has_no_room_tells_its_readers_the_end_alone() -> None:
 def test_events_are_packed_for_the_store() -> None:
     frames = [delta(number) for number in range(5)]
     assert unpack(pack(frames)) == frames
+
+
+def test_openai_clients_helpers_come_back_to_a_stream(gateway: RunningGateway, replica_at_hand: Replica) -> None:
+    client = gateway.openai
+    with client.responses.stream(input=QUESTION["content"], background=True, **GREEDY) as stream:
+        events: Any = iter(stream)
+        seen: list[Any] = [next(events) for _ in range(7)]
+    response_id = seen[0].response.id
+    with client.responses.stream(response_id=response_id, starting_after=seen[-1].sequence_number) as stream:
+        seen += stream
+    assert numbers(seen) == list(range(len(seen)))
+    assert seen[-1].response.output_text == replica_at_hand.answer([QUESTION], 12)
