@@ -139,7 +139,7 @@ def test_a_stream_of_a_socket_goes_on_at_another_replica() -> None:
 def test_work_of_a_socket_ends_with_a_cancel_and_with_the_socket() -> None:
     with slow_and_fast() as (gateway, slow, _), chatting(gateway.port) as socket:
         for name in "ab":
-            ask(socket, name, max_tokens=400, ignore_eos=True)
+            ask(socket, name, max_tokens=1500, ignore_eos=True)
             until(socket, "chunk")
         socket.send('{"type":"cancel","id":"a"}')
         until(socket, "cancelled")

@@ -65,7 +65,7 @@ def test_a_socket_remembers_its_own_conversation(replica: Replica) -> None:
 
 def test_a_cancel_ends_the_engines_work(slow_replica: Replica) -> None:
     with connect(url(slow_replica), proxy=None) as socket:
-        body = BODY | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+        body = BODY | {"stream": True, "max_tokens": 1500, "ignore_eos": True}
         socket.send(json.dumps({"type": "request", "id": "a", "body": body}))
         for kind in ("chunk", "cancelled"):
             while (message := json.loads(socket.recv(GIVE_UP_S)))["type"] != kind:

@@ -239,7 +239,7 @@ class StoreReader:
     def __init__(
         self, exchange: Exchange, headers: bytes, clock: TimerClock, look: Callable[[StoreReader], None], after: int
     ) -> None:
-        """`look`: asks the store, and calls `seen`."""
+        """`look`: asks the store, and calls `seen` or `wait`."""
         self._exchange = exchange
         self._clock = clock
         self._look = look
@@ -250,7 +250,7 @@ class StoreReader:
         exchange.start(200, _HEAD + headers)
 
     def seen(self, found: Look | None) -> None:
-        """None: the store does not answer now, or the response is gone."""
+        """None: the response is gone."""
         if not self._exchange.is_open:
             return
         if found is not None and not found.is_active:
@@ -258,6 +258,12 @@ class StoreReader:
             return
         if found is None:
             self._exchange.write(b"", is_last=True)
+            return
+        self.wait()
+
+    def wait(self) -> None:
+        """The store is asked again in a while."""
+        if not self._exchange.is_open:
             return
         self._num_polls += 1
         if self._num_polls % _COMMENT_EVERY == 0:

@@ -373,7 +373,13 @@ class ResponseService:
             return
 
         def look(reader: StoreReader) -> None:
-            self._run(partial(self._look, *key), lambda found, _: reader.seen(found), is_needed=True)
+            def seen(found: Look | None, error: PenstockError | None) -> None:
+                reader.wait() if isinstance(error, StoreUnavailable) else reader.seen(found)
+
+            try:
+                self._run(partial(self._look, *key), seen)
+            except Overloaded:
+                reader.wait()
 
         def begun(found: Look | None, error: PenstockError | None) -> None:
             if found is None:
