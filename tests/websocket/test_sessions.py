@@ -197,6 +197,20 @@ async def test_a_first_message_without_a_good_key_ends_the_socket(stand: Start, 
     assert not server.exchanges
 
 
+async def test_sockets_without_a_key_are_few_and_their_messages_short(stand: Start) -> None:
+    server = await stand(max_sockets=8)
+    peers = [await server.peer(**NO_KEY) for _ in range(2)]
+    refused = await server.peer(**NO_KEY)
+    assert (refused.status, refused.error["reason"]) == (503, "sockets")
+    peers[0].send(type="auth", key="x" * 20_000)
+    assert (await peers[0].closed())[0] == 1009
+    peers[1].send(type="auth", key="one")
+    assert await peers[1].receive() == {"type": "authenticated"}
+    peers[1].send(type="request", id="a", body={"text": "x" * 20_000})
+    await server.exchange()
+    peers[1].writer.close()
+
+
 async def test_a_socket_without_a_key_is_closed_in_time(stand: Start) -> None:
     server = await stand(auth_timeout_s=5.0)
     peer = await server.peer(**NO_KEY)

@@ -38,6 +38,7 @@ _KINDS: Mapping[bytes, type[Session]] = {b"/v1/chat/completions": ChatSession, b
 PATHS = frozenset(_KINDS)
 _CREDENTIALS = (b"authorization", b"x-api-key")
 _RETRY_S = 5.0
+_UNNAMED = 4  # of all sockets, the part that may be open without a key
 _VERSION = b"sec-websocket-version: 13\r\n"
 
 
@@ -137,7 +138,9 @@ class WebSockets:
                 "this process has as many sockets as it takes", reason="sockets", retry_after_s=_RETRY_S
             )
         owner = self._owner(request.headers, exchange.peer)
-        socket = WebSocket(settings, owner or "")
+        if owner is None and sum(one.owner is None for one in self._sessions) >= -(-settings.max_sockets // _UNNAMED):
+            raise EngineUnavailable("too many sockets have no key yet", reason="sockets", retry_after_s=_RETRY_S)
+        socket = WebSocket(settings, owner)
         session = _KINDS[request.path](self, request, socket, owner)
         if owner is not None:
             self.enter(session, owner)

@@ -84,7 +84,7 @@ class FrameReader:
     message that it is part of, together at most `max_message_bytes` and a header."""
 
     def __init__(self, max_message_bytes: int) -> None:
-        self._max_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes  # may be changed between two messages
         self._buffer = bytearray()
         self._at = 0  # what is before this was read
         self._message = bytearray()  # fragments so far
@@ -140,8 +140,8 @@ class FrameReader:
             length = int.from_bytes(buffer[at + 2 : at + 10], "big")
             if length < 1 << 16:
                 raise FrameError(CloseCode.PROTOCOL_ERROR, "a length is written with more bytes than it needs")
-        if not opcode & _CONTROL and len(self._message) + length > self._max_bytes:
-            raise FrameError(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {self._max_bytes} bytes")
+        if not opcode & _CONTROL and len(self._message) + length > self.max_message_bytes:
+            raise FrameError(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {self.max_message_bytes} bytes")
         end = at + header + length
         if len(buffer) < end:
             self._declared_bytes = length

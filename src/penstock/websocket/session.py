@@ -220,7 +220,8 @@ class Session:
         owner = self.lobby.owner_of(headers, self.socket.peer)
         if self.owner is None:
             self.lobby.enter(self, owner)
-            self.owner = self.socket.owner = owner
+            self.owner = owner
+            self.socket.belongs_to(owner)
         self._headers, self._has_key = headers, True
         self._wait()
         self.send(b'{"type":"authenticated"}')

@@ -34,13 +34,13 @@ class Listener(Protocol):
 class WebSocket:
     """The protocol of an upgraded connection (`http.exchange.Upgraded`)."""
 
-    def __init__(self, settings: WebSocketSettings, owner: str) -> None:
-        """`owner`: whose room a long message takes while it arrives."""
-        self.owner = owner
+    def __init__(self, settings: WebSocketSettings, owner: str | None) -> None:
+        """`owner`: whose room a long message takes while it arrives; None: nobody has said, and none may be long."""
         self.listener: Listener | None = None  # None: it has been told of the end
         self.is_paused = False
         self._settings = settings
-        self._reader = FrameReader(settings.max_message_bytes)
+        self._owner = owner
+        self._reader = FrameReader(_FREE_BYTES if owner is None else settings.max_message_bytes)
         self._link: Link
         self._is_open = True  # messages may be sent
         self._drops_at = inf  # once it is closing
@@ -57,6 +57,11 @@ class WebSocket:
     @property
     def now(self) -> float:
         return self._link.now
+
+    def belongs_to(self, owner: str) -> None:
+        """Somebody has said whose it is."""
+        self._owner = owner
+        self._reader.max_message_bytes = self._settings.max_message_bytes
 
     def send(self, data: bytes) -> None:
         """A text message; nothing once the socket closes."""
@@ -159,7 +164,7 @@ class WebSocket:
             self._message_due = self._link.now + self._settings.message_timeout_s
         owner, held_bytes = self._held
         if (wanted := self._reader.wanted_bytes) > max(held_bytes, _FREE_BYTES):
-            owner = owner if held_bytes else self.owner
+            owner = owner if held_bytes else self._owner or ""
             if not self._link.reserve(owner, wanted - held_bytes):
                 self.close(CloseCode.TRY_AGAIN_LATER, "too many messages arrive at once")
                 return
