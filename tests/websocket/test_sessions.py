@@ -107,7 +107,7 @@ async def stand() -> AsyncIterator[Callable[..., Any]]:
     for one in stands:
         await one.server.stop(0.0)
         assert one.server.num_connections == 0
-        assert one.sockets._sessions == {}
+        assert one.sockets._sessions == set()
         assert not one.sockets._num_of
         assert one.server.bodies.held_bytes == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -524,6 +524,21 @@ async def test_a_server_that_stops_lets_streams_end_and_then_closes(stand: Start
     assert (await busy.closed())[0] == 1001
     assert await stopping == 0
     assert watching.seen == []
+
+
+async def test_a_socket_that_comes_while_the_server_stops_is_sent_elsewhere(stand: Start) -> None:
+    server = await stand()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await eventually_async(lambda: server.server.num_connections)
+    stopping = asyncio.ensure_future(server.server.stop(30.0, idle_grace_s=5.0))
+    await asyncio.sleep(0)
+    head = b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    head += b"authorization: Bearer one\r\nsec-websocket-version: 13\r\n"
+    writer.write(head + b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+    assert (await reader.readexactly(4))[2:] == struct.pack("!H", 1001)
+    writer.close()
+    assert await stopping == 0
 
 
 # -- responses

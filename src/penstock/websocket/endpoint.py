@@ -65,7 +65,7 @@ class WebSockets:
         self.registry = registry or Registry(WEBSOCKET_CATALOG)
         self._admit = admit
         self._pages = pages
-        self._sessions: dict[Session, float] = {}  # with the time at which it began
+        self._sessions: set[Session] = set()
         self._num_of: Counter[str] = Counter()  # by tenant
         self._open = self.registry.count(OPEN)
         self._received, self._sent = (self.registry.count(MESSAGES, way) for way in ("received", "sent"))
@@ -103,7 +103,7 @@ class WebSockets:
         self._num_of[owner] += 1
 
     def leave(self, session: Session, code: int) -> None:
-        began_s = self._sessions.pop(session)
+        self._sessions.discard(session)
         if session.owner is not None:
             self._num_of[session.owner] -= 1
             if not self._num_of[session.owner]:
@@ -118,7 +118,7 @@ class WebSockets:
             session.num_received,
             session.num_sent,
             code,
-            session.socket.now - began_s,
+            session.socket.now - session.began_at,
         )
 
     def counted(self, session: Session, is_sent: bool) -> None:
@@ -145,11 +145,10 @@ class WebSockets:
         if owner is not None:
             self.enter(session, owner)
         socket.listener = session
-        self._sessions[session] = 0.0
+        self._sessions.add(session)
+        self._open.value = len(self._sessions)
         lines = handshake.answer(request.headers, offer.protocol) + b"x-request-id: %b\r\n" % uuid.uuid4().hex.encode()
         exchange.upgrade(lines, socket)
-        self._sessions[session] = socket.now
-        self._open.value = len(self._sessions)
 
     def _owner(self, headers: Lines, peer: str) -> str | None:
         """None: a key is needed and none is here. It may come in the first message."""

@@ -89,6 +89,7 @@ class Session:
         self._has_key = any(name in self._headers for name in (b"authorization", b"x-api-key"))
         self._exchanges: set[SocketExchange] = set()
         self._is_draining = False
+        self.began_at = 0.0
         self._due_at = 0.0  # for a key, or for the next request
 
     # -- for subclasses
@@ -155,6 +156,7 @@ class Session:
     # -- the socket's side
 
     def opened(self) -> None:
+        self.began_at = self.socket.now
         self._wait()
 
     def message(self, data: bytes) -> None:

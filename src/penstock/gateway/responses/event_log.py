@@ -18,22 +18,15 @@ import msgspec
 
 from penstock.api import sse
 from penstock.api.responses.objects import Object, encode
-from penstock.gateway.responses.exchange import BackgroundExchange
+from penstock.gateway.responses.exchange import BackgroundExchange, response_in
 from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Exchange
-from penstock.http.message import Request, render
+from penstock.http.message import EVENT_STREAM, Request
 
 POLL_S = 1.0
 _COMMENT_EVERY = 5  # polls
 _BATCH = 64  # frames of one write
 _MAX_SHARE = 8  # no log has more than this part of the room for all
-_HEAD = render(
-    [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-)
 _EVENTS = b"content-type: text/event-stream"
 _GAP = re.compile(rb"\r?\n\r?\n")
 _NUMBER = re.compile(rb'"sequence_number":\d+')
@@ -84,7 +77,7 @@ class EventLog:
         if self.is_cut or self.last is not None:
             return
         if (found := _OF_RESPONSE.match(frame)) is not None:
-            inner = _response_in(frame)
+            inner = response_in(frame) or {}
             frame = _frame(f"response.{found[1].decode()}", inner | {"id": self._begun["id"]}, 0)
         frame = _NUMBER.sub(b'"sequence_number":%d' % len(self.frames), frame, count=1)
         most = self._room.max_bytes
@@ -178,7 +171,7 @@ class LoggedExchange(BackgroundExchange):
             body = frame.removeprefix(b"data: ")
             self._response = (_status_of(body), body)
         elif frame.startswith(tuple(b"event: response.%b" % end.encode() for end in _ENDS)):
-            self._response = (200, encode(_response_in(frame)))
+            self._response = (200, encode(response_in(frame) or {}))
         elif frame.startswith(b"event: ") and not frame.startswith(b"event: response.created"):
             self.log.add(frame + b"\n\n")
 
@@ -196,7 +189,7 @@ class LogReader:
             return
         exchange.watcher = self
         if headers is not None:
-            exchange.start(200, _HEAD + headers)
+            exchange.start(200, EVENT_STREAM + headers)
         if log.last is None:
             log.join(self)
         self.tell()
@@ -247,7 +240,7 @@ class StoreReader:
         self._num_polls = 0
         self._timer: Timer | None = None
         exchange.watcher = self
-        exchange.start(200, _HEAD + headers)
+        exchange.start(200, EVENT_STREAM + headers)
 
     def seen(self, found: Look | None) -> None:
         """None: the response is gone."""
@@ -303,11 +296,3 @@ def _status_of(body: bytes) -> int:
     except (ValueError, KeyError, TypeError):
         return 500
     return {"rate_limit_error": 429, "insufficient_quota": 429, "invalid_request_error": 400}.get(kind, 500)
-
-
-def _response_in(frame: bytes) -> Object:
-    try:
-        found = msgspec.json.decode(frame.partition(b"data: ")[2])["response"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}

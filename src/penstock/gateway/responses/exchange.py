@@ -131,7 +131,7 @@ class ResponseExchange(Exchange):
         if before:
             self._client.write(before)
         event, _, rest = last.partition(b"\n\n")
-        response = _response_in(event)
+        response = response_in(event)
         if response is None:
             self._client.write(last, is_last)
             return
@@ -200,7 +200,7 @@ class BackgroundExchange(Exchange):
             watcher.client_gone()
 
 
-def _response_in(event: bytes) -> Object | None:
+def response_in(event: bytes) -> Object | None:
     try:
         found = msgspec.json.decode(event.partition(b"data: ")[2])["response"]
     except (ValueError, KeyError, TypeError):
