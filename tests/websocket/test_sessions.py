@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -18,7 +19,10 @@ from penstock.http.exchange import Exchange
 from penstock.http.limits import TICK_S, ClientLimits
 from penstock.http.server import Server, bound_socket
 from penstock.websocket.endpoint import PATHS, WebSockets
+from penstock.websocket.exchange import SocketExchange
+from penstock.websocket.session import Session
 from penstock.websocket.settings import WebSocketSettings
+from penstock.websocket.socket import WebSocket
 from tests.clocks import ManualClock
 from tests.waiting import eventually_async
 from tests.websocket.peer import Peer
@@ -419,6 +423,31 @@ async def test_a_client_that_takes_nothing_is_dropped(stand: Start) -> None:
         server.tick(31.0)
         await asyncio.sleep(0)
     peer.writer.close()
+
+
+async def test_requests_and_sockets_leave_nothing_behind_and_take_no_collector(stand: Start) -> None:
+    server = await stand()
+
+    def things() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, SocketExchange | Session | WebSocket)]
+
+    gc.collect()
+    others = things()
+    peer = await server.peer()
+    for name in "abcd":
+        peer.ask(name)
+    exchanges = [(await server.stream(number))[0] for number in range(4)]
+    for exchange in exchanges[:2]:
+        exchange.write(b"data: [DONE]\n\n", is_last=True)
+    exchanges[2].abort()
+    peer.send(type="cancel", id="d")
+    while (await peer.receive())["type"] != "cancelled":
+        pass
+    peer.writer.close()
+    await eventually_async(lambda: server.server.num_connections, lambda num_open: num_open == 0)
+    server.exchanges.clear()
+    del exchange, exchanges
+    assert not [one for one in things() if all(one is not other for other in others)]
 
 
 # -- deadlines and bounds

@@ -49,7 +49,7 @@ class SocketExchange(Exchange):
     def __init__(self, request: Request, client: Client, answer: Answer) -> None:
         super().__init__(NoChannel(), request, keep_alive=False, speaks_chunked=False)
         self._client = client
-        self._answer = answer
+        self._answer: Answer | None = answer  # None: it is over, and nothing holds on to anything
         self._is_over = False
         self._paused: Watcher | None = None  # the one that was told to
         self._has_events = False
@@ -75,6 +75,7 @@ class SocketExchange(Exchange):
         self._has_events = status == 200 and found.get("content-type", "").startswith(_EVENTS)
         told = {name: value for name, value in found.items() if name not in _FRAMING}
         if self._has_events:
+            assert self._answer is not None
             self._answer.started(told)
         else:
             self._head = (status, told)
@@ -92,9 +93,9 @@ class SocketExchange(Exchange):
             self.pause()
 
     def abort(self) -> None:
-        if not self._is_over:
-            self._is_over, self.watcher = True, None
-            self._answer.broken()
+        answer = self._close()
+        if answer is not None:
+            answer.broken()
 
     def close_after(self) -> None: ...
 
@@ -111,18 +112,28 @@ class SocketExchange(Exchange):
 
     def cancel(self) -> None:
         """Gives up the work, as if a client had left. Nothing more is told of the answer."""
-        self._is_over, watcher, self.watcher = True, self.watcher, None
+        watcher = self.watcher
+        self._close()
         if watcher is not None:
             watcher.client_gone()
 
     def _end(self) -> None:
-        self._is_over, self.watcher = True, None
+        answer = self._close()
+        assert answer is not None
         if self._head is not None:
-            self._answer.whole(*self._head, self._rest)
+            answer.whole(*self._head, self._rest)
         else:
-            self._answer.ended()
+            answer.ended()
+
+    def _close(self) -> Answer | None:
+        """Who is to be told of the end; None: it was told."""
+        answer, self._answer = self._answer, None
+        self._is_over, self.watcher, self._paused = True, None, None
+        return answer
 
     def _tell_events(self, is_last: bool) -> None:
+        answer = self._answer
+        assert answer is not None
         *blocks, self._rest = _GAP.split(self._rest)
         if is_last and self._rest:
             blocks.append(self._rest)
@@ -132,13 +143,13 @@ class SocketExchange(Exchange):
                 field, _, value = line.partition(b":")
                 value = value.removeprefix(b" ")
                 if not field and value:
-                    self._answer.comment(value)
+                    answer.comment(value)
                 elif field == b"event":
                     name = value
                 elif field == b"data":
                     lines.append(value)
             if lines:
-                self._answer.event(name, b"\n".join(lines))
+                answer.event(name, b"\n".join(lines))
 
 
 def _parsed(lines: bytes) -> Headers:
