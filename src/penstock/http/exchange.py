@@ -101,6 +101,9 @@ class NoChannel:
 
     peer = NOBODY
 
+    def __init__(self, peer: str = NOBODY) -> None:
+        self.peer = peer
+
     def send(self, data: bytes) -> None: ...
     def answered(self, close: bool) -> None: ...
     def drop(self) -> None: ...
