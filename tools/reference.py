@@ -38,6 +38,7 @@ from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
 from penstock.observe.vllm_catalog import VLLM_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
+from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
 from penstock.watch.settings import AlertSettings, ProbeSettings, WatchSettings
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "reference"
@@ -151,6 +152,7 @@ def metrics_page() -> str:
         ("Of a replica", CATALOG),
         ("Of its device", DEVICE_CATALOG),
         ("Of a gateway", GATEWAY_CATALOG),
+        ("Of WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
         ("Of a gateway's watch", WATCH_CATALOG),
         ("Of a fleet's controller, exported by gateways", FLEET_CATALOG),
     ):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvloop
@@ -11,12 +11,18 @@ import uvloop
 from penstock.http.asgi import AsgiApp
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.limits import ClientLimits
-from penstock.http.server import Server, bound_socket
+from penstock.http.server import App, Server, bound_socket
+from penstock.websocket.endpoint import PATHS
 from tests.waiting import GIVE_UP_S
 
 
 @contextlib.contextmanager
-def running(app: Any, limits: ClientLimits | None = None, clock: TimerClock = LOOP_CLOCK) -> Iterator[tuple[str, int]]:
+def running(
+    app: Any,
+    limits: ClientLimits | None = None,
+    clock: TimerClock = LOOP_CLOCK,
+    front: Callable[[App], App] = lambda app: app,
+) -> Iterator[tuple[str, int]]:
     """Serves `app` on a free port from a thread; gives its address."""
     started = threading.Event()
     found: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -25,7 +31,7 @@ def running(app: Any, limits: ClientLimits | None = None, clock: TimerClock = LO
 
     async def serve() -> None:
         served, told = AsgiApp(app), asyncio.Event()
-        server = Server(served, limits, clock)
+        server = Server(front(served), limits, clock, upgrades=PATHS)
         async with served.lifespan():
             await server.listen(listener)
             found.append((asyncio.get_running_loop(), told))

@@ -22,6 +22,7 @@ from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora import ForgetfulNotes
 from penstock.gateway.settings.gateway import ModelSettings, pools_of, routes_of
 from penstock.gateway.tenant_services import TenantServices
+from penstock.gateway.websockets import websockets
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
 from penstock.http.server import Server, bound_socket
@@ -31,6 +32,8 @@ from penstock.tenancy.keys import KeyRing, TenantState, new_key
 from penstock.tenancy.limits.limiter import LocalLimiter
 from penstock.tenancy.tenants import tenant_from
 from penstock.tenancy.usage import Usage
+from penstock.websocket.endpoint import PATHS
+from penstock.websocket.settings import WebSocketSettings
 from tests.clocks import ManualClock, SlowClock
 from tests.sdk import Unverified
 from tests.server.replica import NAME, Replica, serving
@@ -172,6 +175,7 @@ def running_gateway(
     clock: ManualClock | LoopClock | None = None,
     tls: ServerTls | None = None,
     make: Callable[..., Gateway] = Gateway,
+    sockets: WebSocketSettings | None = None,
 ) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -187,7 +191,7 @@ def running_gateway(
         gateway = make(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
         membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
         membership.configure(pools_of(pools))
-        server = Server(gateway, clock=clock, gate=gateway)
+        server = Server(websockets(gateway, sockets), clock=clock, gate=gateway, upgrades=PATHS)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)
         stopped = asyncio.Event()

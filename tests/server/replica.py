@@ -14,7 +14,7 @@ import threading
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import openai
@@ -34,6 +34,7 @@ from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
+from penstock.websocket.endpoint import WebSockets
 from tests import waiting
 from tests.api.serving import running
 from tests.engine.expecting import expected
@@ -228,7 +229,8 @@ def serving(
                 front[0] = mount(app, recorder)
         await front[0](scope, receive, send)
 
-    with running(start_and_serve) as (host, port):
+    sockets = partial(WebSockets, admit=app.trust.admit_socket, pages=app.trust.pages, registry=recorder.registry)
+    with running(start_and_serve, front=sockets) as (host, port):
         known = {SECRET_HEADER: settings.gateway_secret} if settings and settings.gateway_secret else {}
         yield Replica(host, port, model, engine, processes, app, known)
     assert engine.state is EngineState.STOPPED

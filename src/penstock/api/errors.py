@@ -35,6 +35,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.ThreadUnsupported: HttpError(400, "invalid_request_error"),
     errors.BodyTooLarge: HttpError(413, "invalid_request_error"),
     errors.HeadersTooLarge: HttpError(431, "invalid_request_error"),
+    errors.UpgradeRequired: HttpError(426, "invalid_request_error"),
     errors.RequestTimeout: HttpError(408, "invalid_request_error"),
     errors.Unauthenticated: HttpError(401, "authentication_error"),
     errors.PermissionDenied: HttpError(403, "permission_error"),

@@ -57,11 +57,15 @@ class PageGuard:
 
     def check(self, headers: Headers) -> None:
         """Raises PermissionDenied for a request that a foreign page sent, or may have sent."""
-        if is_foreign_page(headers, self._allowed) and not self._is_allowed(headers.get(b"origin")):
-            raise PermissionDenied("web pages of other origins may not use this server; allowed_origins names others")
+        self.check_origin(headers)
         host = _text(headers.get(b"host", b""))
         if host and not self._takes_any_name and not self._is_own(_name(host)):
             raise PermissionDenied("this server is called by its address, as localhost, or by a name in allowed_hosts")
+
+    def check_origin(self, headers: Headers) -> None:
+        """Raises PermissionDenied for a page of an origin that is neither the server's own nor allowed."""
+        if is_foreign_page(headers, self._allowed) and not self._is_allowed(headers.get(b"origin")):
+            raise PermissionDenied("web pages of other origins may not use this server; allowed_origins names others")
 
     def _is_allowed(self, origin: bytes | None) -> bool:
         return origin is not None and ("*" in self._origins or _text(origin) in self._origins)

@@ -58,6 +58,7 @@ from penstock.gateway.settings.monitor import slack_of, slos_of
 from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
 from penstock.gateway.tenant_services import TenantServices
+from penstock.gateway.websockets import websockets
 from penstock.http.clock import LOOP_CLOCK
 from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
@@ -77,6 +78,7 @@ from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.limits.limiter import Limiter
 from penstock.tenancy.limits.shared import SharedLimiter
 from penstock.tenancy.store import open_store
+from penstock.websocket.endpoint import PATHS
 
 if TYPE_CHECKING:
     from penstock.oip.over_grpc import OverGrpc
@@ -202,8 +204,9 @@ async def serve(
                             assert listener is not None
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                             calls = Calls(app, gate, gateway.can_serve)
-                            front = OverHttp(app, calls, gate)
-                            server = Server(front, limits, gate=front, cors=Cors.of(settings.allowed_origins))
+                            over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
+                            front = websockets(gateway, settings.websocket).over(over_http)
+                            server = Server(front, limits, gate=over_http, cors=cors, upgrades=PATHS)
                             grpc = grpc_of_gateway(settings, calls, has_siblings=worker is not None)
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())

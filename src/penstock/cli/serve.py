@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ from penstock.http.asgi import Application, AsgiApp
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
-from penstock.http.server import Server
+from penstock.http.server import App, Server
 from penstock.http.tls import ServerTls
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
@@ -58,6 +59,7 @@ from penstock.server.served_model import ServedModel
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
+from penstock.websocket.endpoint import PATHS, WebSockets
 
 OnReady = Callable[[EngineInfo], None]
 _BEFORE_ENGINE = ("python", "check", "http")  # phases of a start
@@ -132,7 +134,10 @@ async def _serve(
         is_local = is_loopback(settings.server.host)
         app, feed = with_console(replica, recorder, name, settings.slo, is_loopback=is_local)
     tls = tls_of(settings.server)
-    server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls)
+    sockets = partial(
+        WebSockets, admit=replica.trust.admit_socket, pages=replica.trust.pages, registry=recorder.registry
+    )
+    server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls, front=sockets)
     grpc_line = await server.listen_grpc()
     if on_ready is None:
         print(*filter(None, (loading_message(name, settings, files), grpc_line)), sep="\n", flush=True)
@@ -252,13 +257,15 @@ class HttpServer:
         clock: TimerClock = LOOP_CLOCK,
         *,
         tls: ServerTls | None = None,
+        front: Callable[[App], App] = lambda app: app,
     ) -> None:
-        """`clock`: of the limits on slow clients."""
+        """`clock`: of the limits on slow clients. `front`: puts something in front of the application."""
         self._app = AsgiApp(app)
         calls = Calls(self._app, max_body_bytes=settings.max_body_bytes)
         self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
-        self._server = Server(OverHttp(self._app, calls), limits, clock, cors=cors)
+        app_and_calls = OverHttp(self._app, calls)
+        self._server = Server(front(app_and_calls), limits, clock, cors=cors, upgrades=PATHS)
         self._drain = drain
         self._engine = engine
         self._feed = feed

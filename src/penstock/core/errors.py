@@ -12,6 +12,7 @@
     │   ├── UnsupportedTask           the model can do other things, which are named
     │   ├── BodyTooLarge
     │   ├── HeadersTooLarge
+    │   ├── UpgradeRequired           a WebSocket of another version
     │   └── RequestTimeout            the request itself did not arrive in time
     ├── Unauthenticated           no key, or one that is unknown, revoked or expired
     ├── PermissionDenied          the key is known, but not for this
@@ -112,6 +113,10 @@ class BodyTooLarge(InvalidRequest):
 
 class HeadersTooLarge(InvalidRequest):
     code = "headers_too_large"
+
+
+class UpgradeRequired(InvalidRequest):
+    code = "upgrade_required"
 
 
 class RequestTimeout(InvalidRequest):

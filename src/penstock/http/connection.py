@@ -24,7 +24,7 @@ from penstock.core.errors import (
 )
 from penstock.http import message
 from penstock.http.bodies import BodyBudget
-from penstock.http.exchange import NOBODY, Exchange
+from penstock.http.exchange import NOBODY, Exchange, Upgraded
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 
@@ -39,6 +39,7 @@ class Acceptor(Protocol):
     """What a connection knows of the server it belongs to."""
 
     limits: ClientLimits
+    upgrades: frozenset[bytes]
     bodies: BodyBudget
     now: float
     is_draining: bool
@@ -80,6 +81,8 @@ class Connection(asyncio.Protocol):
         self._reserved_bytes = 0
         self._owes_continue = False
         self._is_body_unread = False  # it was answered without its body, which may still come
+        self._wants_upgrade = False  # what comes after it is no HTTP
+        self._upgraded: Upgraded | None = None  # what speaks here since
 
     # -- the transport's callbacks
 
@@ -93,11 +96,17 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing or self._is_body_unread:
+            if self._upgraded is not None and not self._is_closing:
+                self._upgraded.received(data)
             return
         self._has_completed = False
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._upgraded is not None and (rest := data[upgrade.args[0] :]):
+                self._upgraded.received(rest)
+            return
+        except httptools.HttpParserError as error:
             if not self._is_closing:  # what follows a request that closes the connection means nothing
                 self._refuse(self._refusal or InvalidRequest(f"this is not HTTP/1.1: {error}"))
             return
@@ -115,6 +124,9 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.lost()
+        upgraded, self._upgraded = self._upgraded, None
+        if upgraded is not None:
+            upgraded.lost()
         self._refusal = None  # its traceback holds us, and the parser holds our methods: cycles
         del self._parser
 
@@ -129,12 +141,16 @@ class Connection(asyncio.Protocol):
         self._write_deadline = self._acceptor.now + self._acceptor.limits.stall_timeout_s
         if self._exchange is not None and self._exchange.watcher is not None:
             self._exchange.watcher.pause()
+        elif self._upgraded is not None:
+            self._upgraded.pause()
 
     def resume_writing(self) -> None:
         self._is_paused = False
         self._write_deadline = inf
         if self._exchange is not None and self._exchange.watcher is not None:
             self._exchange.watcher.resume()
+        elif self._upgraded is not None:
+            self._upgraded.resume()
         elif self._exchange is None:
             self._advance()
 
@@ -172,7 +188,7 @@ class Connection(asyncio.Protocol):
         if b"host" not in headers and self._parser.get_http_version() != "1.0":
             self._stop(InvalidRequest("a request of HTTP/1.1 has a Host header"))
         if self._parser.should_upgrade():
-            self._stop(InvalidRequest("this server does not change protocols"))
+            self._check_upgrade()
         if int(headers.get(b"content-length", b"0")) > self._acceptor.limits.max_body_bytes:
             self._stop(self._too_large())
         if headers.get(b"expect", b"").lower() == b"100-continue":
@@ -192,6 +208,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._has_completed = True
+        if self._wants_upgrade:
+            self._exchange = exchange = self._last_read()
+            self._acceptor.serve(exchange)
+            return
         body = self._body
         exchange = self._arrived(bytes(body) if isinstance(body, bytearray) else body, self._parser.should_keep_alive())
         if self._exchange is None and not self._is_paused and not self._waiting:
@@ -230,6 +250,41 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._transport.abort()
 
+    def switch(self, head: bytes, protocol: Upgraded) -> None:
+        self._exchange, self._upgraded, self._read_deadline = None, protocol, inf
+        self._transport.write(head)
+        protocol.opened(self)
+        if self._acceptor.is_draining:
+            protocol.drain()
+        if not self._is_closing:
+            self._read(True)
+
+    # -- the side of what the connection has become
+
+    @property
+    def now(self) -> float:
+        return self._acceptor.now
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def hold_reading(self, is_held: bool) -> None:
+        if not self._is_closing:
+            self._read(not is_held)
+
+    def reserve(self, owner: str, num_bytes: int) -> bool:
+        return self._acceptor.bodies.reserve(owner, num_bytes)
+
+    def release(self, owner: str, num_bytes: int) -> None:
+        self._acceptor.bodies.release(owner, num_bytes)
+
+    def close(self) -> None:
+        self._close()
+
+    def linger(self) -> None:
+        self._linger()
+
     # -- the server's side
 
     def sweep(self, now: float) -> None:
@@ -246,9 +301,15 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._refuse(RequestTimeout("the request did not arrive in time"))
+        elif self._upgraded is not None and not self._is_closing:
+            self._upgraded.sweep(now)
 
     def drain(self) -> None:
         """Ends the connection as soon as nothing is owed to the client."""
+        if self._upgraded is not None:
+            if not self._is_closing:
+                self._upgraded.drain()
+            return
         if self._exchange is not None:
             self._exchange.close_after()
         elif not self._phase and not self._waiting:
@@ -338,13 +399,34 @@ class Connection(asyncio.Protocol):
 
     def _answer_unread(self, refusal: PenstockError | None) -> None:
         """Hands the request out without its body, of which nothing more is read; None: it needs none."""
-        self._is_body_unread = True
-        self._read(False)
-        self._exchange = exchange = self._arrived(b"", keep_alive=False)
+        self._exchange = exchange = self._last_read()
         if refusal is None:
             self._acceptor.serve(exchange)
         else:
             self._acceptor.turn_away(exchange, refusal)
+
+    def _last_read(self) -> Exchange:
+        """The request as it is: nothing that comes after it is read as HTTP."""
+        self._is_body_unread = True
+        self._read(False)
+        exchange = self._arrived(b"", keep_alive=False)
+        exchange.can_upgrade = self._wants_upgrade
+        return exchange
+
+    def _check_upgrade(self) -> None:
+        """A change of protocols: to WebSocket, when all that came before is answered. Bytes that follow the head are
+        the other protocol's, so it has no body."""
+        headers = self._headers
+        is_websocket = headers.get(b"upgrade", b"").strip().lower() == b"websocket"
+        if not is_websocket or self._target.partition(b"?")[0] not in self._acceptor.upgrades:
+            self._stop(InvalidRequest("this server does not change protocols here, or not to this one"))
+        if self._parser.get_method() != b"GET" or self._parser.get_http_version() != "1.1":
+            self._stop(InvalidRequest("a change of protocols is asked for by a GET of HTTP/1.1"))
+        if headers.get(b"content-length", b"0").strip(b"0") or b"transfer-encoding" in headers:
+            self._stop(InvalidRequest("a request for another protocol has no body"))
+        if self._exchange is not None or self._waiting or self._is_paused:
+            self._stop(InvalidRequest("a request for another protocol waits for the answers to those before it"))
+        self._wants_upgrade = True
 
     def _arrived(self, body: bytes, keep_alive: bool) -> Exchange:
         parser = self._parser

@@ -41,6 +41,50 @@ class Sink(Protocol):
     def write(self, data: bytes, is_last: bool = False) -> None: ...
 
 
+class Link(Protocol):
+    """A connection that has changed protocols, for what speaks on it now."""
+
+    @property
+    def peer(self) -> str: ...
+    @property
+    def now(self) -> float:
+        """The time at the last sweep."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+    def send(self, data: bytes) -> None: ...
+    def hold_reading(self, is_held: bool) -> None: ...
+    def reserve(self, owner: str, num_bytes: int) -> bool:
+        """Takes room for a message that is arriving, as for a body. False: there is none."""
+
+    def release(self, owner: str, num_bytes: int) -> None: ...
+    def close(self) -> None:
+        """Sends what is unsent, and closes."""
+
+    def linger(self) -> None:
+        """Closes this side: what the client still sends is thrown away, so that it can read what it was sent last."""
+
+    def drop(self) -> None: ...
+
+
+class Upgraded(Protocol):
+    """A protocol that a connection has changed to. Called from the event loop, and no more after `lost`."""
+
+    def opened(self, link: Link) -> None: ...
+    def received(self, data: bytes) -> None: ...
+    def pause(self) -> None:
+        """The client reads too slowly: more than the limit is unsent."""
+
+    def resume(self) -> None: ...
+    def sweep(self, now: float) -> None:
+        """Deadlines are looked at."""
+
+    def drain(self) -> None:
+        """The server stops: end as soon as nothing is owed to the client."""
+
+    def lost(self) -> None: ...
+
+
 class Channel(Protocol):
     """The connection's side of an exchange."""
 
@@ -49,6 +93,21 @@ class Channel(Protocol):
     def send(self, data: bytes) -> None: ...
     def answered(self, close: bool) -> None: ...
     def drop(self) -> None: ...
+    def switch(self, head: bytes, protocol: Upgraded) -> None: ...
+
+
+class NoChannel:
+    """The connection's side of an exchange inside the process, which has none of its own."""
+
+    peer = NOBODY
+
+    def __init__(self, peer: str = NOBODY) -> None:
+        self.peer = peer
+
+    def send(self, data: bytes) -> None: ...
+    def answered(self, close: bool) -> None: ...
+    def drop(self) -> None: ...
+    def switch(self, head: bytes, protocol: Upgraded) -> None: ...
 
 
 class Exchange:
@@ -58,6 +117,7 @@ class Exchange:
         "_is_chunked",
         "_keep_alive",
         "_speaks_chunked",
+        "can_upgrade",
         "is_started",
         "page_headers",
         "request",
@@ -69,6 +129,7 @@ class Exchange:
         self.watcher: Watcher | None = None
         self.is_started = False  # something was said; the status can no longer change
         self.page_headers = b""  # lines that let a web page of another origin read the answer
+        self.can_upgrade = False  # its client asks for a WebSocket, and this connection can become one
         self._channel: Channel | None = channel
         self._keep_alive = keep_alive
         self._speaks_chunked = speaks_chunked
@@ -142,6 +203,16 @@ class Exchange:
         channel, self._channel, self.watcher = self._channel, None, None
         if channel is not None:
             channel.drop()
+
+    def upgrade(self, headers: bytes, protocol: Upgraded) -> None:
+        """Changes the connection's protocol. The exchange is over then."""
+        channel, self._channel, self.watcher = self._channel, None, None
+        if channel is None:
+            return
+        assert self.can_upgrade
+        assert not self.is_started, "an exchange is answered once"
+        self.is_started = True
+        channel.switch(b"%b%b%b\r\n" % (message.status_line(101), message.UPGRADE, headers), protocol)
 
     def close_after(self) -> None:
         """This answer is the connection's last, if it has not begun yet."""

@@ -15,7 +15,12 @@ Headers = Iterable[tuple[bytes, bytes]]
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = b"connection: close\r\n"
+UPGRADE = b"upgrade: websocket\r\nconnection: upgrade\r\n"
 JSON = b"content-type: application/json\r\n"
+EVENT_STREAM = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"x-accel-buffering: no\r\n"  # nginx would collect the tokens otherwise
+)
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 

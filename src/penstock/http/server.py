@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from penstock.core.errors import PenstockError
@@ -61,9 +61,12 @@ class Server:
         *,
         gate: BodyGate | None = None,
         cors: Cors | None = None,
+        upgrades: Collection[bytes] = (),
     ) -> None:
+        """`upgrades`: paths where a client may ask for a WebSocket. What it gets is the app's to say."""
         self.limits = limits or ClientLimits()
         self.bodies = BodyBudget(self.limits.max_arriving_bytes)
+        self.upgrades = frozenset(upgrades)
         self.now = 0.0  # the clock's time at the last sweep
         self.is_draining = False
         self.idle_grace_s = 0.0  # while draining: how long an idle connection is kept for a request that is on its way

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.api import relay
 from penstock.core.errors import EngineFailed, InvalidRequest
-from penstock.http.exchange import NOBODY, Exchange
+from penstock.http.exchange import NOBODY, Exchange, NoChannel
 from penstock.http.message import Request
 from penstock.http.server import App
 
@@ -56,19 +56,6 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class _Mailbox:
-    """The connection's side of an exchange that has none."""
-
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
-
-    def send(self, data: bytes) -> None: ...
-
-    def answered(self, close: bool) -> None: ...
-
-    def drop(self) -> None: ...
-
-
 class InnerExchange(Exchange):
     """Answered by an application; `head`, then `parts`, wait for what it says. Whoever asks calls `lost` in the end,
     which changes nothing where the answer is complete."""
@@ -76,7 +63,7 @@ class InnerExchange(Exchange):
     __slots__ = ("_changed", "_head", "_is_broken", "_is_complete", "_is_paused", "_num_bytes", "_parts")
 
     def __init__(self, request: Request, peer: str) -> None:
-        super().__init__(_Mailbox(peer), request, False, False)
+        super().__init__(NoChannel(peer), request, False, False)
         self._changed = asyncio.Event()
         self._head: Head | None = None
         self._parts: deque[bytes] = deque()

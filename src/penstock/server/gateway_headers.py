@@ -12,11 +12,11 @@ import ipaddress
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.api import relay
-from penstock.api.asgi import Request
+from penstock.api.asgi import Message, Request
 from penstock.api.page_guard import PageGuard
 from penstock.core.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from penstock.core.request import KvSource
@@ -50,6 +50,10 @@ class GatewayTrust:
     def has_secret(self) -> bool:
         return self._secret is not None
 
+    @property
+    def pages(self) -> PageGuard:
+        return self._pages
+
     def guard(self, request: Request) -> None:
         """The guard of every request, before all else. Raises unless its sender may use this replica."""
         if request.path in _PUBLIC:
@@ -63,6 +67,17 @@ class GatewayTrust:
             self.check(request)
         else:
             self._pages.check(dict(request.raw_headers))
+
+    def admit_socket(self, headers: Mapping[bytes, bytes], client: str) -> str:
+        """A WebSocket's owner, whose requests are guarded like all others. Raises Unauthenticated where the secret is
+        still to come."""
+        offered = headers.get(relay.SECRET_HEADER.encode()) or headers.get(b"authorization")
+        if self._secret is not None and not offered:
+            raise Unauthenticated("this replica is its gateways' alone: its secret is needed")
+        self.guard(
+            Request({"method": "GET", "path": "", "client": (client, 0), "headers": list(headers.items())}, _nothing)
+        )
+        return ""
 
     def check(self, request: Request) -> None:
         """Raises unless the sender is a gateway."""
@@ -118,6 +133,10 @@ class GatewayTrust:
 
     def _new_origin(self) -> relay.Origin:
         return relay.Origin(id=uuid.uuid4().hex, created=int(time.time()), seed=self.draw_seed())
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def _bearer(request: Request) -> str:

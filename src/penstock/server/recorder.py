@@ -20,6 +20,7 @@ from penstock.engine.messages import EngineInfo
 from penstock.observe import catalog
 from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.registry import Counter, Registry
+from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
 from penstock.server.engine_tally import EngineTally, RankNews
 from penstock.server.generation import Generation
 
@@ -107,7 +108,7 @@ class Recorder:
         self._clock = clock
         self.model = model
         self._slo = slo
-        self.registry = Registry((*catalog.CATALOG, *DEVICE_CATALOG))
+        self.registry = Registry((*catalog.CATALOG, *DEVICE_CATALOG, *WEBSOCKET_CATALOG))
         self._engine = EngineTally(self.registry)
         self.engine_report = self._engine.take  # the engine's news after a step
         self._open = self.registry.count(catalog.REQUESTS_OPEN)

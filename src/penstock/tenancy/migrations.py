@@ -147,6 +147,11 @@ RESPONSES = (
     "CREATE INDEX responses_by_owner ON responses (owner)",
 )
 
+RESPONSE_EVENTS = (
+    "ALTER TABLE responses ADD COLUMN is_streamed INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE responses ADD COLUMN events TEXT",
+)
+
 MIGRATIONS = (
     TENANTS_AND_KEYS,
     USAGE,
@@ -158,6 +163,7 @@ MIGRATIONS = (
     FLEET,
     FLEET_ROUNDS,
     RESPONSES,
+    RESPONSE_EVENTS,
 )
 
 

@@ -18,7 +18,7 @@ from penstock.tenancy.database import Database, Execute, Row
 
 ACTIVE = ("queued", "in_progress")
 _IS_ACTIVE = "status IN ('queued', 'in_progress')"
-_COLUMNS = "id, previous_id, status, created_at, input, response, is_background, owner_until"
+_COLUMNS = "id, previous_id, status, created_at, input, response, is_background, owner_until, is_streamed"
 _MAX_TURNS = 1000  # of a conversation
 _EVICTED = 64  # rows at a time
 
@@ -40,6 +40,7 @@ class StoredResponse(NamedTuple):
     response: str  # an object, as JSON
     is_background: bool
     owner_until: float | None  # None: it has ended
+    is_streamed: bool = False  # it is made as a stream, whose events are kept at its end
 
     @property
     def is_active(self) -> bool:
@@ -66,9 +67,10 @@ class ResponseBook:
         limits: ResponseLimits,
         owner: str | None = None,
         lease_s: float = 0.0,
+        is_streamed: bool = False,
     ) -> None:
-        """`owner`: it is being made in the background, by this process. Raises InvalidValue for one that is larger than
-        all the room of a tenant."""
+        """`owner`: it is being made in the background, by this process. `is_streamed`: as a stream. Raises InvalidValue
+        for one that is larger than all the room of a tenant."""
         num_bytes, now_s = len(input.encode()) + len(response.encode()), self._clock()
         if num_bytes > limits.max_bytes:
             raise InvalidValue(f"a response of {num_bytes} bytes is larger than the room for all of a tenant's")
@@ -78,7 +80,8 @@ class ResponseBook:
             _make_room(execute, tenant_id, limits.max_responses - 1, limits.max_bytes - num_bytes)
             execute(
                 "INSERT INTO responses (tenant_id, id, previous_id, status, created_at, expires_at, num_bytes, input, "
-                "response, is_background, owner, owner_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "response, is_background, owner, owner_until, is_streamed) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     tenant_id,
                     response_id,
@@ -92,6 +95,7 @@ class ResponseBook:
                     int(owner is not None),
                     owner,
                     until_s,
+                    int(is_streamed),
                 ),
             )
 
@@ -102,6 +106,15 @@ class ResponseBook:
                 (tenant_id, response_id, self._clock()),
             )
         return _stored(rows[0]) if rows else None
+
+    def events(self, tenant_id: str, response_id: str) -> str | None:
+        """The events of a response that was streamed, as `end` was given them; None: they are not kept."""
+        with self._database.reading() as execute:
+            rows = execute(
+                "SELECT events FROM responses WHERE tenant_id = ? AND id = ? AND expires_at > ?",
+                (tenant_id, response_id, self._clock()),
+            )
+        return str(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def is_orphan(self, found: StoredResponse) -> bool:
         """Whether its owner has stopped renewing its lease."""
@@ -122,18 +135,28 @@ class ResponseBook:
             )
         return [_stored(row) for row in rows]
 
-    def end(self, tenant_id: str, response_id: str, *, status: str, response: str, owner: str | None = None) -> bool:
-        """The end of one that is active. False: it is not, or is not this owner's; None: whoever's it is."""
+    def end(
+        self,
+        tenant_id: str,
+        response_id: str,
+        *,
+        status: str,
+        response: str,
+        owner: str | None = None,
+        events: str | None = None,
+    ) -> bool:
+        """The end of one that is active. False: it is not, or is not this owner's; None: whoever's it is. `events`: of
+        one that was streamed."""
         is_owners, owners = (" AND owner = ?", (owner,)) if owner is not None else ("", ())
         where = f"tenant_id = ? AND id = ? AND {_IS_ACTIVE}{is_owners}"
         key = (tenant_id, response_id, *owners)
         with self._database.writing() as execute:
             found = execute(f"SELECT input FROM responses WHERE {where}", key)
-            num_bytes = len(response.encode()) + (len(str(found[0][0]).encode()) if found else 0)
+            num_bytes = len(response.encode()) + (len(str(found[0][0]).encode()) if found else 0) + len(events or "")
             ended = execute(
-                "UPDATE responses SET status = ?, response = ?, num_bytes = ?, owner = NULL, owner_until = NULL "
-                f"WHERE {where} RETURNING id",  # again: another process may have ended it meanwhile
-                (status, response, num_bytes, *key),
+                "UPDATE responses SET status = ?, response = ?, num_bytes = ?, events = ?, owner = NULL, "
+                f"owner_until = NULL WHERE {where} RETURNING id",  # again: another process may have ended it meanwhile
+                (status, response, num_bytes, events, *key),
             )
         return bool(ended)
 
@@ -180,7 +203,7 @@ def _make_room(execute: Execute, tenant_id: str, max_responses: int, max_bytes: 
 
 
 def _stored(row: Row | Sequence[object]) -> StoredResponse:
-    response_id, previous_id, status, created_at, input, response, is_background, owner_until = row
+    response_id, previous_id, status, created_at, input, response, is_background, owner_until, is_streamed = row
     return StoredResponse(
         str(response_id),
         None if previous_id is None else str(previous_id),
@@ -190,4 +213,5 @@ def _stored(row: Row | Sequence[object]) -> StoredResponse:
         str(response),
         bool(is_background),
         None if owner_until is None else float(owner_until),  # type: ignore[arg-type]
+        bool(is_streamed),
     )

@@ -120,7 +120,6 @@ def test_a_format_of_the_text_is_a_guide() -> None:
             "input[0].content[0].type",
         ),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
-        ({"background": True, "stream": True}, "background"),
         ({"service_tier": "flex"}, "service_tier"),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_response_is_made_in_the_background(gateway: RunningGateway, replica_a
 
 
 def test_what_is_wrong_with_a_background_request_is_told_at_once(gateway: RunningGateway) -> None:
-    for wrong in ({"model": "other"}, {"top_p": 2}, {"store": False}, {"stream": True}, {"truncation": "some"}):
+    for wrong in ({"model": "other"}, {"top_p": 2}, {"store": False}, {"truncation": "some"}):
         with pytest.raises(openai.APIStatusError) as refused:
             create(gateway.openai, background=True, **wrong)
         assert refused.value.status_code in (400, 404)

@@ -163,8 +163,6 @@ class ResponsesRequest(WireStruct, dict=True):
             raise Refused("top_logprobs", f"needs {LOGPROBS} among `include`")
         if self.background and self.store is False:
             raise Refused("background", "can only be used when `store` is true")
-        if self.background and self.stream:
-            raise Refused("background", "cannot go with stream at this server", UnsupportedParameter)
         if not (self.input or self.instructions or self.previous_response_id):
             raise Refused("input", "is empty")
         self._offer = offer_of(self.tools, self.tool_choice)

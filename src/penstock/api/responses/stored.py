@@ -15,13 +15,14 @@ import msgspec
 from penstock.api.decoding import explain
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.request import MAX_ID, Kept
-from penstock.core.errors import BodyTooLarge, InvalidRequest, UnsupportedParameter
+from penstock.core.errors import BodyTooLarge, InvalidRequest
 
 MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input, and of both: replicas take no more
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _STATEFUL = ("previous_response_id", "store", "background", "kept")
 _MAX_PAGE = 100
 _PAGE = 20
+_MAX_DIGITS = 9
 
 
 class StateAsked(msgspec.Struct, frozen=True):
@@ -32,6 +33,7 @@ class StateAsked(msgspec.Struct, frozen=True):
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
+    stream: bool | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -158,9 +160,19 @@ def item_page(items: str, query: bytes) -> bytes:
     )
 
 
-def check_retrieval(query: bytes) -> None:
-    """Raises for a retrieval that asks for more than the response."""
+def streams_after(query: bytes) -> int | None:
+    """The number of the last event that a reader of a response's stream has, -1 if it has none; None: it asks for the
+    response as a whole. Raises InvalidRequest."""
     asked: Mapping[str, str] = dict(parse_qsl(query.decode(errors="replace")))
-    for name in ("stream", "starting_after"):
-        if asked.get(name, "false").lower() != "false":
-            raise UnsupportedParameter(f"{name}: a response that is kept is told as a whole", param=name)
+    stream, after = asked.get("stream", "false").lower(), asked.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream: expected true or false", param="stream")
+    if stream == "false":
+        if after is not None:
+            raise InvalidRequest("starting_after: it goes with stream=true", param="starting_after")
+        return None
+    if after is None:
+        return -1
+    if not after.isascii() or not after.isdigit() or len(after) > _MAX_DIGITS:
+        raise InvalidRequest("starting_after: expected the number of an event", param="starting_after")
+    return int(after)

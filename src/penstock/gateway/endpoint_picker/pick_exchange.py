@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.http.exchange import NOBODY, Exchange
+from penstock.http.exchange import Exchange, NoChannel
 from penstock.http.message import Request
 
 HeaderPairs = Sequence[tuple[str, bytes]]
@@ -39,24 +39,12 @@ class Refusal(NamedTuple):
     reason: str  # from a fixed set
 
 
-class _Envoy:
-    """The connection's side of an exchange that nothing is written to."""
-
-    peer = NOBODY
-
-    def send(self, data: bytes) -> None: ...
-
-    def answered(self, close: bool) -> None: ...
-
-    def drop(self) -> None: ...
-
-
 class PickExchange(Exchange):
     __slots__ = ("answer", "reason", "subset")
 
     def __init__(self, request: Request, subset: frozenset[str] | None) -> None:
         """`subset`: the endpoints that it may go to, as ip:port or ip; None: all."""
-        super().__init__(_Envoy(), request, keep_alive=False, speaks_chunked=False)
+        super().__init__(NoChannel(), request, keep_alive=False, speaks_chunked=False)
         self.subset = subset
         self.reason = ""  # of a refusal
         self.answer: asyncio.Future[Destination | Refusal] = asyncio.get_running_loop().create_future()

@@ -18,18 +18,11 @@ from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Sink, Watcher
-from penstock.http.message import render
+from penstock.http.message import EVENT_STREAM
 
 FIRST_COMMENT_S = 1.0
 COMMENT_EVERY_S = 5.0
 _EVENTS = b"content-type: text/event-stream"
-_HEAD = render(
-    [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ]
-)
 
 
 class CommentedStream:
@@ -44,7 +37,7 @@ class CommentedStream:
         self._convention = convention
         self._has_events = self._is_error = False
         self._body = b""
-        sink.start(200, _HEAD + headers)
+        sink.start(200, EVENT_STREAM + headers)
 
     @property
     def watcher(self) -> Watcher | None:

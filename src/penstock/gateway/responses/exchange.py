@@ -14,7 +14,7 @@ import msgspec
 from penstock.api import sse
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.stored import read_response
-from penstock.http.exchange import NOBODY, Exchange, Watcher
+from penstock.http.exchange import Exchange, NoChannel, Watcher
 from penstock.http.message import Request
 
 _EVENTS = b"content-type: text/event-stream"
@@ -27,18 +27,6 @@ _NUMBER = re.compile(rb'^data: \{"type":"[^"]*","sequence_number":(\d+)', re.MUL
 Keep = Callable[[Object, Callable[[bool], None]], None]
 
 
-class _NoClient:
-    """The connection's side of an exchange that nothing is written to."""
-
-    peer = NOBODY
-
-    def send(self, data: bytes) -> None: ...
-
-    def answered(self, close: bool) -> None: ...
-
-    def drop(self) -> None: ...
-
-
 class ResponseExchange(Exchange):
     """A client's exchange with another request: what the client asked for, without the state that was asked for."""
 
@@ -47,7 +35,7 @@ class ResponseExchange(Exchange):
     def __init__(self, client: Exchange, body: bytes, keep: Keep | None) -> None:
         """`keep`: None: its answer is not kept."""
         asked = client.request
-        super().__init__(_NoClient(), Request(asked.method, asked.target, asked.headers, body), False, False)
+        super().__init__(NoChannel(), Request(asked.method, asked.target, asked.headers, body), False, False)
         self._client = client
         self._keep = keep
         self._has_events = False
@@ -143,7 +131,7 @@ class ResponseExchange(Exchange):
         if before:
             self._client.write(before)
         event, _, rest = last.partition(b"\n\n")
-        response = _response_in(event)
+        response = response_in(event)
         if response is None:
             self._client.write(last, is_last)
             return
@@ -182,7 +170,7 @@ class BackgroundExchange(Exchange):
         self, request: Request, key: tuple[str, str], ended: Callable[[BackgroundExchange, int, bytes], None]
     ) -> None:
         """`key`: tenant and response; `ended`: told status and body of the answer, once, unless it is cancelled."""
-        super().__init__(_NoClient(), request, False, False)
+        super().__init__(NoChannel(), request, False, False)
         self.key = key
         self._ended = ended
         self._is_over = False
@@ -212,7 +200,7 @@ class BackgroundExchange(Exchange):
             watcher.client_gone()
 
 
-def _response_in(event: bytes) -> Object | None:
+def response_in(event: bytes) -> Object | None:
     try:
         found = msgspec.json.decode(event.partition(b"data: ")[2])["response"]
     except (ValueError, KeyError, TypeError):

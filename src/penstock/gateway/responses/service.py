@@ -24,11 +24,11 @@ from penstock.api.responses.request import MAX_ID, Kept
 from penstock.api.responses.stored import (
     StateAsked,
     Turn,
-    check_retrieval,
     input_items,
     item_page,
     patched,
     read_response,
+    streams_after,
     with_conversation,
     without_stream,
 )
@@ -45,6 +45,7 @@ from penstock.core.errors import (
     UnsupportedParameter,
 )
 from penstock.gateway.proxy.body_reader import LONG_BYTES
+from penstock.gateway.responses.event_log import EventLog, LoggedExchange, LogReader, LogRoom, Look, StoreReader
 from penstock.gateway.responses.exchange import BackgroundExchange, ResponseExchange
 from penstock.gateway.responses.settings import ResponseSettings
 from penstock.http.clock import Timer, TimerClock
@@ -86,6 +87,8 @@ class ResponseService:
         self._num_pending = 0
         self._owner = uuid4().hex
         self._active: dict[tuple[str, str], BackgroundExchange] = {}
+        self._logs: dict[tuple[str, str], EventLog] = {}  # until the store has them
+        self._room = LogRoom(settings.max_event_bytes)
         self._unsaved: list[Callable[[], object]] = []  # ends of responses that the store has not taken yet
         self._timer: Timer | None = None
 
@@ -201,9 +204,14 @@ class ResponseService:
             asked_for = client.request
             request = Request(asked_for.method, asked_for.target, asked_for.headers, found.body)
             exchange = BackgroundExchange(request, found.key, self._background_ended)
+            if asked.stream:
+                log = self._logs[found.key] = EventLog(msgspec.json.decode(found.response), self._room)
+                exchange = LoggedExchange(request, found.key, self._background_ended, log)
+                LogReader(client, b"", log, after=-1)
+            else:
+                client.respond(200, b"content-type: application/json\r\n", found.response)
             self._active[found.key] = exchange
             self._renew_later()
-            client.respond(200, b"content-type: application/json\r\n", found.response)
             opened(exchange, None)
 
         self._run(partial(self._queue, tenant_id, client.request.body, asked), queued)
@@ -211,7 +219,7 @@ class ResponseService:
     def _queue(self, tenant_id: str, body: bytes, asked: StateAsked) -> _Queued:
         parse_responses(body)  # what is wrong with it is told now, not to whoever fetches the answer
         found = self._resolve(tenant_id, body, asked)
-        body = without_stream(found.body)
+        body = found.body if asked.stream else without_stream(found.body)
         head = ResponseHead(uuid4().hex, int(time.time()))
         begun = encode(response(head, parse_responses(body), "in_progress"))
         self._book.add(
@@ -224,6 +232,7 @@ class ResponseService:
             limits=self._settings.limits,
             owner=self._owner,
             lease_s=LEASE_S,
+            is_streamed=bool(asked.stream),
         )
         return _Queued(body, (tenant_id, head.response_id), patched(begun, status="queued"))
 
@@ -231,6 +240,9 @@ class ResponseService:
         self._active.pop(exchange.key, None)
         tenant_id, response_id = exchange.key
         ended = read_response(body) if status == 200 else None
+        if isinstance(exchange, LoggedExchange):
+            self._stream_ended(exchange, ended, status, body)
+            return
         work: Callable[[], object]
         if ended is None:
             work = partial(self._fail, exchange.key, _error_in(status, body))
@@ -240,14 +252,35 @@ class ResponseService:
 
         self._save(work)
 
-    def _save(self, work: Callable[[], object]) -> None:
-        """The end of a response, again and again until the store takes it."""
+    def _stream_ended(self, exchange: LoggedExchange, ended: Object | None, status: int, body: bytes) -> None:
+        """The end of a stream is told to its readers when the store has it, or has failed to take it once."""
+        (tenant_id, response_id), log = exchange.key, exchange.log
+        if ended is None:
+            ended = log.begun | {"status": "failed", "error": _error_in(status, body)}
+        last = ended | {"id": response_id}
+
+        def end() -> object:
+            data, said = encode(last).decode(), str(last.get("status"))
+            return self._book.end(
+                tenant_id, response_id, status=said, response=data, owner=self._owner, events=log.packed(last)
+            )
+
+        def told(is_kept: bool) -> None:
+            if is_kept:
+                self._logs.pop(exchange.key, None)
+            log.finish(last)
+
+        self._save(end, told)
+
+    def _save(self, work: Callable[[], object], told: Callable[[bool], None] = lambda is_kept: None) -> None:
+        """The end of a response, again and again until the store takes it. `told`: whether it has, each time."""
 
         def done(_: object, error: PenstockError | None) -> None:
+            told(error is None)
             if error is not None:
                 count_error("store of responses", error)
                 log.warning("a response made in the background is not in the store yet: %s", error.message)
-                self._unsaved.append(work)
+                self._unsaved.append(partial(self._save, work, told))
                 self._renew_later()
 
         self._run(work, done, is_needed=True)
@@ -262,8 +295,8 @@ class ResponseService:
         """Renews the lease, and gives up what others have cancelled or deleted."""
         self._timer = None
         unsaved, self._unsaved = self._unsaved, []
-        for work in unsaved:
-            self._save(work)
+        for save in unsaved:
+            save()
         if not self._active:
             return
         self._renew_later()
@@ -286,6 +319,8 @@ class ResponseService:
     def _cancel(self, key: tuple[str, str]) -> None:
         if (exchange := self._active.pop(key, None)) is not None:
             exchange.cancel()
+        if (log := self._logs.pop(key, None)) is not None:
+            log.finish(log.begun | {"status": "cancelled"})
 
     # -- what is kept
 
@@ -307,6 +342,10 @@ class ResponseService:
         if len(response_id) > MAX_ID or not response_id.isprintable():  # databases differ in what they make of a NUL
             raise ResponseNotFound(f"Response with id '{shown(response_id)}' not found.")
 
+        if not rest and request.method == b"GET" and (after := streams_after(request.query)) is not None:
+            self._stream(exchange, headers, (tenant_id, response_id), after, refuse)
+            return
+
         def done(body: bytes | None, error: PenstockError | None) -> None:
             if body is None:
                 assert error is not None
@@ -317,6 +356,49 @@ class ResponseService:
             exchange.respond(200, headers, body)
 
         self._run(partial(actions[rest, request.method], tenant_id, response_id, request.query), done)
+
+    def _stream(
+        self,
+        exchange: Exchange,
+        headers: bytes,
+        key: tuple[str, str],
+        after: int,
+        refuse: Callable[[PenstockError], None],
+    ) -> None:
+        """Answers with the events after this number: from the log, if the response is made here, else from the
+        store."""
+        named = b"".join(line for line in headers.splitlines(keepends=True) if not line.startswith(b"content-type"))
+        if (log := self._logs.get(key)) is not None:
+            LogReader(exchange, named, log, after)
+            return
+
+        def look(reader: StoreReader) -> None:
+            def seen(found: Look | None, error: PenstockError | None) -> None:
+                reader.wait() if isinstance(error, StoreUnavailable) else reader.seen(found)
+
+            try:
+                self._run(partial(self._look, *key), seen)
+            except Overloaded:
+                reader.wait()
+
+        def begun(found: Look | None, error: PenstockError | None) -> None:
+            if found is None:
+                assert error is not None
+                refuse(error)
+            else:
+                StoreReader(exchange, named, self._clock, look, after).seen(found)
+
+        self._run(partial(self._look, *key), begun)
+
+    def _look(self, tenant_id: str, response_id: str) -> Look:
+        found = self._found(tenant_id, response_id)
+        if not found.is_streamed:
+            raise UnsupportedParameter(
+                "stream: only a response that is made with background and stream has events to come back to",
+                param="stream",
+            )
+        events = None if found.is_active else self._book.events(tenant_id, response_id)
+        return Look(msgspec.json.decode(found.response), found.is_active, events)
 
     def _found(self, tenant_id: str, response_id: str) -> StoredResponse:
         found = self._book.find(tenant_id, response_id)
@@ -329,7 +411,6 @@ class ResponseService:
         return self._book.find(tenant_id, response_id) or found
 
     def _retrieve(self, tenant_id: str, response_id: str, query: bytes) -> bytes:
-        check_retrieval(query)
         return self._found(tenant_id, response_id).response.encode()
 
     def _delete(self, tenant_id: str, response_id: str, _: bytes) -> bytes:

@@ -22,6 +22,10 @@ class ResponseSettings:
         256, "responses that a process makes in the background at a time, one tenant's at most half of them"
     )
 
+    max_event_bytes: Annotated[int, Meta(ge=1 << 20)] = setting(
+        128 << 20, "memory of a process for events of streams in the background; one has at most an eighth of it"
+    )
+
     @property
     def limits(self) -> ResponseLimits:
         return ResponseLimits(self.keep_s, self.max_per_tenant, self.max_bytes_per_tenant)

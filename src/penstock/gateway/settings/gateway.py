@@ -46,6 +46,7 @@ from penstock.router.routes import Failure, Fallback, PoolShare, Route, RouteTab
 from penstock.router.strategies import RoutingSettings
 from penstock.tenancy.prices import Price
 from penstock.watch.settings import WatchSettings
+from penstock.websocket.settings import WebSocketSettings
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class GatewaySettings:
     dns: DnsSettings = field(default_factory=DnsSettings)
     kubernetes: ClusterSettings = field(default_factory=ClusterSettings)
     responses: ResponseSettings = field(default_factory=ResponseSettings)
+    websocket: WebSocketSettings = field(default_factory=WebSocketSettings)
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
