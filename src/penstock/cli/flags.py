@@ -24,7 +24,6 @@ GATEWAY = "gateway in front of --replicas"
 TOPICS = {  # of `serve --help`, in its order
     MOST_USED: (
         "server.port",
-        "server.grpc_port",
         "server.host",
         "server.name",
         "engine.device",
@@ -76,6 +75,7 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.max_lora_rank",
         "engine.max_cpu_loras",
     ),
+    "gRPC": ("server.grpc_port",),
     "answers": ("server.tool_format", "server.watermark", "server.watermark_file"),
     "TLS and authentication": (
         "server.tls_cert",
