@@ -172,6 +172,7 @@ def running_gateway(
     clock: ManualClock | LoopClock | None = None,
     tls: ServerTls | None = None,
     make: Callable[..., Gateway] = Gateway,
+    serve: Callable[..., Server] = Server,
 ) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -180,14 +181,14 @@ def running_gateway(
     started: list[RunningGateway] = []
     ready = threading.Event()
 
-    async def serve() -> None:
+    async def run() -> None:
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
         gateway = make(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
         membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
         membership.configure(pools_of(pools))
-        server = Server(gateway, clock=clock, gate=gateway)
+        server = serve(gateway, clock=clock, gate=gateway)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)
         stopped = asyncio.Event()
@@ -200,7 +201,7 @@ def running_gateway(
         await server.stop(0.0)
         gateway.close()
 
-    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread = threading.Thread(target=lambda: uvloop.run(run()))
     thread.start()
     assert ready.wait(GIVE_UP_S)
     found = started[0]

@@ -29,6 +29,8 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
+from penstock.gateway.batches.object_store import object_store
+from penstock.gateway.batches.service import BatchService
 from penstock.gateway.demand.meter import DemandMeter
 from penstock.gateway.demand.reporter import DemandReporter
 from penstock.gateway.demand.statuses import PoolStatuses
@@ -148,7 +150,8 @@ async def serve(
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
                 kept = None if picks else ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK)
-                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept)
+                batches = None if picks else _batches(settings, url, services)
+                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept, batches=batches)
                 gateway = make(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
@@ -203,7 +206,8 @@ async def serve(
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
                             calls = Calls(app, gate, gateway.can_serve)
                             front = OverHttp(app, calls, gate)
-                            server = Server(front, limits, gate=front, cors=Cors.of(settings.allowed_origins))
+                            cors = Cors.of(settings.allowed_origins)
+                            server = Server(front, limits, gate=front, cors=cors, uploads=batches)
                             grpc = grpc_of_gateway(settings, calls, has_siblings=worker is not None)
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())
@@ -239,6 +243,20 @@ async def serve(
                     await pods.close()
                     tower.close()
                     gateway.close()
+
+
+def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:
+    """With a connection of its own to the store, as responses have. Raises ConfigError for a place of no use."""
+    store, place = open_store(url), settings.batches.files
+    objects = None if place is None else object_store(place)
+    return BatchService(
+        store.files,
+        store.batches,
+        settings.batches,
+        objects,
+        LOOP_CLOCK,
+        lambda head: services.caller(head.headers),
+    )
 
 
 def read_again(opened: Callable[[], AbstractContextManager[GatewaySettings]]) -> GatewaySettings:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from penstock.api.page_guard import PageGuard
 from penstock.core.errors import Unauthenticated
-from penstock.gateway.records.charge import Recorder
 from penstock.gateway.replicas.lora import AdapterNotes, ForgetfulNotes
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.keys import Caller, KeyRing
 from penstock.tenancy.limits.limiter import Limiter
 from penstock.tenancy.prices import Price
 from penstock.tenancy.tenants import CacheScope, Tenant
+from penstock.tenancy.usage import Recorder
 
 ANYBODY = Caller(Tenant(id="anonymous", adapters=("*",), cache=CacheScope.SHARED, route_headers=True), key_id="")
 

@@ -104,6 +104,11 @@ class KeyRing:
         """Those that have a key, by id."""
         return {caller.tenant.id: caller.tenant for caller in self._callers.values()}
 
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        """One that has a key; None: there is none."""
+        hashes = self._hashes.get(tenant_id)
+        return self._callers[hashes[0]].tenant if hashes else None
+
     def apply(self, states: Iterable[TenantState]) -> None:
         for state in states:
             for stale in self._hashes.pop(state.tenant_id, ()):
