@@ -139,6 +139,7 @@ class Gateway(Subscriber):
             self.replicas.subscribe(subscriber)
         if batches is not None:
             batches.start(GatewayRows(self, batches.busy))
+            self.recorder.batch_counts = batches.counts
 
     def use(self, routes: RouteTable) -> None:
         """Takes routes for requests that come, with what replicas have beside them; those that are here go on as they

@@ -323,7 +323,8 @@ class BatchBook:
         with self._database.reading() as execute:
             batch = _held(execute, lease, for_update=False)
             waiting = execute(
-                "SELECT file, SUM(num_bytes) FROM batch_rows WHERE batch_id = ? AND result IS NOT NULL GROUP BY file",
+                "SELECT file, SUM(num_bytes) FROM batch_rows WHERE batch_id = ? AND result IS NOT NULL "
+                "GROUP BY file ORDER BY file",
                 (batch.id,),
             )
             name = next((str(name) for name, num_bytes in waiting if int(num_bytes) >= at_least), None)

@@ -28,9 +28,8 @@ from penstock.tenancy.batches import BatchBook, Lease, StoredBatch
 from penstock.tenancy.keys import Caller
 from penstock.tenancy.usage import Recorder
 
-LEASE_S = 30.0
-RENEW_EVERY_S = 10.0
-LOOK_EVERY_S = 5.0  # for batches that nobody runs
+_RENEWALS = 3  # of a lease before it ends
+_LOOKS = 6  # for batches that nobody runs, in the time of a lease
 SWEEP_EVERY_S = 600.0
 TICK_S = 0.25
 
@@ -68,6 +67,7 @@ class BatchRunner:
         self._settings = settings
         self._clock = clock
         self._wall = wall
+        self._lease_s = settings.lease_s
         self._owner = uuid4().hex
         self._running: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,7 +116,7 @@ class BatchRunner:
             with outliving("batches"):
                 while await self._claim_one():
                     pass
-            timer = self._clock.call_later(LOOK_EVERY_S, self._news.set)
+            timer = self._clock.call_later(self._lease_s / _LOOKS, self._news.set)
             await self._news.wait()
             timer.cancel()
 
@@ -126,7 +126,7 @@ class BatchRunner:
         owned = Counter(run.batch.tenant_id for run in self._running.values())
         busy = [tenant for tenant, count in owned.items() if 2 * count >= self._settings.max_running]
         try:
-            batch = await self._files.blocking(self._book.claim, self._owner, LEASE_S, busy=busy)
+            batch = await self._files.blocking(self._book.claim, self._owner, self._lease_s, busy=busy)
         except PenstockError as error:
             log.warning("batches cannot be looked for: %s", error.message)
             return False
@@ -150,16 +150,16 @@ class BatchRunner:
             _say(ended)
         elif not run.is_lost:
             with outliving("batches"):
-                await self._files.blocking(self._book.give_back, run.lease, LEASE_S)
+                await self._files.blocking(self._book.give_back, run.lease, self._lease_s)
 
     async def _renew(self) -> None:
         while True:
-            await clocks.sleep(self._clock, RENEW_EVERY_S)
+            await clocks.sleep(self._clock, self._lease_s / _RENEWALS)
             if not self._running:
                 continue
             before = list(self._running)
             try:
-                statuses = await self._files.blocking(self._book.renew, self._owner, before, LEASE_S)
+                statuses = await self._files.blocking(self._book.renew, self._owner, before, self._lease_s)
             except PenstockError as error:
                 log.warning("the leases of batches were not renewed: %s", error.message)
                 continue

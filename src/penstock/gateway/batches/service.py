@@ -36,6 +36,9 @@ from penstock.http.clock import TimerClock
 from penstock.http.exchange import Exchange
 from penstock.http.message import Request, render
 from penstock.http.uploads import Upload
+from penstock.observe import gateway_catalog as catalog
+from penstock.observe.catalog import Metric
+from penstock.observe.registry import Labels
 from penstock.tenancy.batches import BatchBook, BatchFacts, StoredBatch
 from penstock.tenancy.files import FileBook, StoredFile
 from penstock.tenancy.keys import Caller
@@ -95,6 +98,20 @@ class BatchService:
     @property
     def busy(self) -> float:
         return self._settings.busy
+
+    def counts(self) -> dict[Metric, dict[Labels, float]]:
+        """What is exported of batches."""
+        runner = self.runner
+        if runner is None:
+            return {}
+        in_flight = runner.slots.in_flight if runner.slots is not None else {}
+        return {
+            catalog.BATCHES: {(status,): count for status, count in runner.ended.items()},
+            catalog.BATCHES_RUNNING: {(): runner.num_running},
+            catalog.BATCH_ROWS: {(outcome,): count for outcome, count in runner.rows.items()},
+            catalog.BATCH_ROWS_IN_FLIGHT: {(pool,): count for pool, count in in_flight.items() if pool},
+            catalog.BATCH_RETRIES: {(): runner.num_retries},
+        }
 
     def start(self, gate: RowGate) -> None:
         if self.runner is not None:

@@ -37,6 +37,9 @@ class BatchSettings:
     max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = setting(
         64, "rows that a process has at a model's replicas at a time; there are fewer while others need the room"
     )
+    lease_s: Annotated[float, Meta(ge=2, le=600)] = setting(
+        30.0, "how long after a gateway was killed another goes on with its batches"
+    )
     busy: Annotated[float, Meta(gt=0, le=1)] = setting(
         0.5, "share of a replica's places, KV blocks and of slo.ttft_s in expected wait up to which rows are sent there"
     )
