@@ -167,25 +167,6 @@ class AnthropicRows:
         return _line({"custom_id": row.custom_id, "result": {"type": kind}})
 
 
-# -- Anthropic's requests, as they come
-
-
-class _MessageBatch(msgspec.Struct, forbid_unknown_fields=True):
-    requests: Annotated[list[msgspec.Raw], Meta(min_length=1)]
-
-
-def rows_of_messages(body: bytes) -> list[bytes]:
-    """The members of `requests`, each as it came but for line breaks between its values. Raises InvalidRequest."""
-    try:
-        found = _messages.decode(body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the batch is not as it should be: {error}", param="requests") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    # Strings of JSON have no line breaks: those that are there stand between values.
-    return [bytes(raw).replace(b"\n", b" ").replace(b"\r", b" ") for raw in found.requests]
-
-
 # -- pages of lists
 
 
@@ -227,7 +208,6 @@ def _json(body: bytes) -> Any:
 
 encode: Callable[[Any], bytes] = msgspec.json.encode
 _create = msgspec.json.Decoder(BatchCreate)
-_messages = msgspec.json.Decoder(_MessageBatch)
 _openai_row = msgspec.json.Decoder(_OpenAIRow)
 _anthropic_row = msgspec.json.Decoder(_AnthropicRow)
 _body = msgspec.json.Decoder(_Body)

@@ -132,20 +132,18 @@ class BatchBook:
         input_file_id: str,
         window_s: float,
         limits: BatchLimits,
+        num_rows: int = 0,
     ) -> StoredBatch:
-        """Raises StorageQuotaExceeded where the tenant has as many rows under way as it may, and FileNotFound."""
+        """`num_rows`: 0: they are to be counted yet. Raises StorageQuotaExceeded where the tenant has as many rows under way as it may, and FileNotFound."""
         now_s = self._clock()
         with self._database.writing() as execute:
             if not execute(
                 "SELECT 1 FROM files WHERE tenant_id = ? AND id = ? AND status = ?", (tenant_id, input_file_id, READY)
             ):
                 raise FileNotFound(f"there is no file '{input_file_id}'", param="input_file_id")
-            if _rows_under_way(execute, tenant_id) >= limits.max_rows:
-                raise StorageQuotaExceeded(
-                    f"this tenant's batches that have not ended have {limits.max_rows} rows, as many as they may"
-                )
+            _check_room(execute, tenant_id, batch_id, max(1, num_rows), limits)
             rows = execute(
-                f"INSERT INTO batches ({_COLUMNS}, kept_until) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, ?, ?) "
+                f"INSERT INTO batches ({_COLUMNS}, kept_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, ?, ?) "
                 f"RETURNING {_COLUMNS}",
                 (
                     tenant_id,
@@ -155,6 +153,7 @@ class BatchBook:
                     now_s,
                     now_s + window_s,
                     input_file_id,
+                    num_rows,
                     msgspec.json.encode(facts).decode(),
                     _EVER,
                 ),
@@ -265,19 +264,14 @@ class BatchBook:
             return {int(line) for (line,) in execute("SELECT line FROM batch_rows WHERE batch_id = ?", (batch_id,))}
 
     def begin(self, lease: Lease, *, num_rows: int, limits: BatchLimits, has_error_file: bool) -> StoredBatch:
-        """Its input is as it should be: from now on it is in progress, and has files that grow. Raises
-        StorageQuotaExceeded."""
+        """Its input is as it should be: from now on it has files that grow, and is in progress unless it is being
+        cancelled. Raises StorageQuotaExceeded."""
         now_s = self._clock()
         with self._database.writing() as execute:
             batch = _held(execute, lease)
-            if batch.status != "validating":
+            if batch.facts.output_file_id:
                 return batch
-            others = _rows_under_way(execute, lease.tenant_id) - 1
-            if others + num_rows > limits.max_rows:
-                raise StorageQuotaExceeded(
-                    f"{num_rows} rows, beside {others} of other batches that have not ended, are more than the "
-                    f"{limits.max_rows} that this tenant may have"
-                )
+            _check_room(execute, batch.tenant_id, batch.id, num_rows, limits)
             stem = batch.id.partition("_")[2]
             files = {OUTPUT: f"file-out-{stem}"} | ({ERRORS: f"file-err-{stem}"} if has_error_file else {})
             for name, file_id in files.items():
@@ -287,6 +281,8 @@ class BatchBook:
                 batch.facts, output_file_id=files[OUTPUT], error_file_id=files.get(ERRORS, "")
             )
             execute("UPDATE batches SET num_rows = ? WHERE tenant_id = ? AND id = ?", (num_rows, *lease[:2]))
+            if batch.status == "cancelling":
+                return _change(execute, batch, batch.status, facts, facts.times[batch.status])
             return _change(execute, batch, "in_progress", facts, now_s)
 
     def commit(self, lease: Lease, rows: Sequence[DoneRow]) -> StoredBatch:
@@ -452,13 +448,19 @@ def _delete(execute: Execute, batch: StoredBatch, *, with_input: bool) -> None:
     execute("DELETE FROM batches WHERE tenant_id = ? AND id = ?", (batch.tenant_id, batch.id))
 
 
-def _rows_under_way(execute: Execute, tenant_id: str) -> int:
+def _check_room(execute: Execute, tenant_id: str, batch_id: str, num_rows: int, limits: BatchLimits) -> None:
+    """Raises StorageQuotaExceeded where a batch of so many rows is too much beside the others of its tenant."""
     (row,) = execute(
         "SELECT COALESCE(SUM(CASE WHEN num_rows = 0 THEN 1 ELSE num_rows END), 0) FROM batches "
-        f"WHERE tenant_id = ? AND {_IS_ACTIVE}",
-        (tenant_id,),
+        f"WHERE tenant_id = ? AND id <> ? AND {_IS_ACTIVE}",
+        (tenant_id, batch_id),
     )
-    return int(row[0])
+    others = int(row[0])
+    if others + num_rows > limits.max_rows:
+        raise StorageQuotaExceeded(
+            f"{num_rows} rows, beside {others} of other batches that have not ended, are more than the "
+            f"{limits.max_rows} that this tenant may have"
+        )
 
 
 _facts = msgspec.json.Decoder(BatchFacts)

@@ -85,15 +85,19 @@ def test_a_bucket_that_is_busy_is_asked_again_and_one_that_refuses_is_not(s3: Fa
     assert s3.answers[403] == before + 1
 
 
-def test_a_signature_is_as_aws_has_it_in_its_documentation() -> None:
-    """The example "GET Object" without its range, worked out by hand from the same key and date."""
-    signer = Signer(Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"), "us-east-1")
-    at_time = datetime(2013, 5, 24, tzinfo=UTC)
-    headers = signer.headers("GET", "examplebucket.s3.amazonaws.com", "/test.txt", b"", at_time)
-    assert headers["authorization"].startswith(
-        "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request, "
-        "SignedHeaders=host;x-amz-content-sha256;x-amz-date, Signature="
-    )
+@pytest.mark.parametrize(
+    ("token", "signature"),
+    [
+        ("", "1e655f6f0764196f791bbd9d46339dd8f5f56191e0e75e31e830e2da2f0f4e0b"),
+        ("token", "ab9a9bd000ad7cc5bb3332b3637660327888c2972ddef6f392d03c31fdaf182c"),
+    ],
+)
+def test_signatures_are_those_of_awss_own_client(token: str, signature: str) -> None:
+    """As botocore signs the same request."""
+    signer = Signer(Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", token), "us-east-1")
+    host, path = "examplebucket.s3.amazonaws.com", "/prefix/file-1/000000-1"
+    headers = signer.headers("PUT", host, path, b"Welcome to Amazon S3.", datetime(2013, 5, 24, tzinfo=UTC))
+    assert headers["authorization"].rpartition("=")[2] == signature
 
 
 def test_temporary_keys_are_sent_with_their_token(s3: FakeS3) -> None:

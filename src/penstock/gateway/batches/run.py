@@ -104,7 +104,7 @@ class BatchRun:
     async def run(self) -> StoredBatch | None:
         """To its end; None: it is for another process to end it."""
         try:
-            if self.batch.status == "validating":
+            if self.batch.status in ("validating", "cancelling") and not self.batch.facts.output_file_id:
                 ended = await self._validate()
                 if ended is not None:
                     return ended

@@ -26,11 +26,12 @@ from penstock.core.errors import (
     PenstockError,
     UnsupportedParameter,
 )
-from penstock.gateway.batches.file_store import FileStore, FileUpload
+from penstock.gateway.batches.file_store import FileStore
 from penstock.gateway.batches.object_store import ObjectStore
 from penstock.gateway.batches.runner import BatchRunner, RowGate
 from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.batches.streaming import ClientStream
+from penstock.gateway.batches.uploads import FileUpload, MessagesUpload
 from penstock.gateway.batches.views import batch_view, file_view, list_view, message_batch_view
 from penstock.http.clock import TimerClock
 from penstock.http.exchange import Exchange
@@ -73,7 +74,7 @@ class Asked(NamedTuple):
 
 
 class BatchService:
-    paths = frozenset((FILES.encode(),))  # whose bodies are taken piece by piece
+    paths = frozenset((FILES.encode(), MESSAGE_BATCHES.encode()))  # whose bodies are taken piece by piece
 
     def __init__(
         self,
@@ -129,7 +130,10 @@ class BatchService:
 
     def open(self, head: Request, resume: Callable[[], None]) -> Upload:
         """An upload that begins: as `http.uploads.Uploads`."""
-        return self._store.open_upload(self._caller(head).tenant.id, head.headers.get(b"content-type", b""), resume)
+        tenant_id = self._caller(head).tenant.id
+        if head.path == MESSAGE_BATCHES.encode():
+            return MessagesUpload(self._store, tenant_id, resume)
+        return FileUpload(self._store, tenant_id, head.headers.get(b"content-type", b""), resume)
 
     @staticmethod
     def owns(path: bytes) -> bool:
@@ -272,7 +276,14 @@ class BatchService:
         )
 
     async def _add(
-        self, asked: Asked, batch_id: str, kind: str, facts: BatchFacts, file_id: str, window_s: float
+        self,
+        asked: Asked,
+        batch_id: str,
+        kind: str,
+        facts: BatchFacts,
+        file_id: str,
+        window_s: float,
+        num_rows: int = 0,
     ) -> StoredBatch:
         limits = self._settings.batch_limits
         batch = await self._store.blocking(
@@ -284,6 +295,7 @@ class BatchService:
             input_file_id=file_id,
             window_s=window_s,
             limits=limits,
+            num_rows=num_rows,
         )
         assert self.runner is not None
         self.runner.look_now()
@@ -320,22 +332,18 @@ class BatchService:
     # -- batches of messages
 
     async def _create_messages(self, asked: Asked) -> bytes:
-        store = self._store
-        lines = await store.blocking(wire.rows_of_messages, asked.exchange.request.body)
-        if len(lines) > self._settings.max_rows:
-            raise InvalidRequest(f"requests: a batch has at most {self._settings.max_rows}", param="requests")
-        await store.blocking(_check_messages, lines)
+        upload, batch_id = asked.exchange.request.upload, f"msgbatch_{uuid4().hex}"
+        if not isinstance(upload, MessagesUpload):
+            raise InvalidRequest("the body is empty; expected a JSON object")
         ttl_s = _MESSAGES_WINDOW_S + self._settings.keep_s
-        data = [line + b"\n" for line in lines]
-        batch_id = f"msgbatch_{uuid4().hex}"
-        file = await store.write(
-            asked.tenant_id, data, purpose="message_batch", filename=f"{batch_id}.jsonl", ttl_s=ttl_s
-        )
+        received = await upload.complete(f"{batch_id}.jsonl", ttl_s)
         facts = BatchFacts(wire.MESSAGES, "24h", asked.caller.key_id, self._settings.keep_s)
         try:
-            batch = await self._add(asked, batch_id, _ANTHROPIC, facts, file.id, _MESSAGES_WINDOW_S)
+            batch = await self._add(
+                asked, batch_id, _ANTHROPIC, facts, received.file.id, _MESSAGES_WINDOW_S, received.num_rows
+            )
         except PenstockError:
-            await store.delete(asked.tenant_id, file.id)
+            await self._store.delete(asked.tenant_id, received.file.id)
             raise
         return _shown(batch)
 
@@ -366,20 +374,6 @@ class BatchService:
         if file is None:
             raise NotFound("the batch has no results, or they are no longer kept")
         await self._send(asked, file)
-
-
-def _check_messages(lines: list[bytes]) -> None:
-    """What is wrong with a row is told at once, as Anthropic does. Raises InvalidRequest."""
-    seen: set[str] = set()
-    for number, line in enumerate(lines):
-        try:
-            row = wire.read_row(number + 1, line, wire.MESSAGES)
-        except wire.RowProblem as problem:
-            raise InvalidRequest(f"requests.{number}: {problem.message}", param=f"requests.{number}") from None
-        if row.custom_id in seen:
-            problem_at = f"requests.{number}.custom_id"
-            raise InvalidRequest(f"{problem_at}: '{row.custom_id}' is there twice", param=problem_at)
-        seen.add(row.custom_id)
 
 
 def _known(batch: StoredBatch | None, batch_id: str) -> StoredBatch:
