@@ -134,7 +134,8 @@ class BatchBook:
         limits: BatchLimits,
         num_rows: int = 0,
     ) -> StoredBatch:
-        """`num_rows`: 0: they are to be counted yet. Raises StorageQuotaExceeded where the tenant has as many rows under way as it may, and FileNotFound."""
+        """`num_rows`: 0: they are to be counted yet. Raises StorageQuotaExceeded where the tenant would have more rows
+        under way than it may, and FileNotFound."""
         now_s = self._clock()
         with self._database.writing() as execute:
             if not execute(

@@ -11,9 +11,7 @@ import pytest
 from penstock.core.errors import ConfigError, InvalidValue, StoreCorrupt, StoreUnavailable
 from penstock.gateway.batches.object_store import DirectoryStore, ObjectStore, object_store
 from penstock.gateway.batches.s3 import Credentials, Signer, s3_store
-from tests.gateway.batches.fake_s3 import KEY_ID, REGION, SECRET, FakeS3, fake_s3
-
-KEYS = {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}
+from tests.gateway.batches.fake_s3 import KEYS, REGION, FakeS3, fake_s3
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,13 @@ from pathlib import Path
 import openai
 import pytest
 
+from penstock.gateway.batches.s3 import s3_store
 from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.tenancy.prices import Price
 from penstock.tenancy.store import Store, open_store
 from tests.gateway.batches.batching import batching, chat, create, ended, lines, results
+from tests.gateway.batches.fake_s3 import KEYS, REGION, fake_s3
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 
@@ -71,6 +73,18 @@ def test_a_batch_goes_on_at_another_gateway_when_its_own_is_stopped(
     with batching(store, tmp_path / "files", replica_at_hand) as gateway:
         found = ended(gateway.openai, batch.id)
     assert (found.status, found.request_counts and found.request_counts.completed) == ("completed", 2)
+
+
+def test_files_and_results_are_in_a_bucket_that_all_gateways_reach(store: Store, replica_at_hand: Replica) -> None:
+    with fake_s3() as s3:
+        objects = s3_store(f"s3://bucket/penstock?endpoint={s3.url}&region={REGION}", KEYS)
+        with batching(store, objects, replica_at_hand) as gateway:
+            batch = ended(gateway.openai, create(gateway.openai, lines([chat()])).id)
+            assert list(results(gateway.openai, batch.output_file_id)) == ["row-1"]
+            assert len(s3.objects) == 2
+            for file_id in (batch.input_file_id, batch.output_file_id):
+                gateway.openai.files.delete(file_id or "")
+        assert s3.objects == {}
 
 
 def test_a_tenant_has_room_for_so_many_bytes_and_rows(store: Store, tmp_path: Path, replica_at_hand: Replica) -> None:
