@@ -23,5 +23,5 @@ def routes() -> list[Route]:
 async def _refuse(request: Request, _: Sink) -> None:
     raise UnsupportedParameter(
         f"{request.path}: files and batches are kept by a gateway, and this is a single replica: "
-        "start `penstock serve MODEL --replicas 1`, or a `penstock gateway` in front of it"
+        "start `penstock serve MODEL --replicas 2`, or a `penstock gateway` in front of it"
     )
