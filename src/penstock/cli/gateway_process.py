@@ -149,7 +149,7 @@ async def serve(
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
-                kept = None if picks else ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK)
+                kept = None if picks else _responses(settings, url, ledger)
                 batches = None if picks else _batches(settings, url, services)
                 make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept, batches=batches)
                 gateway = make(
@@ -243,6 +243,10 @@ async def serve(
                     await pods.close()
                     tower.close()
                     gateway.close()
+
+
+def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseService:
+    return ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK, ledger)
 
 
 def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:

@@ -61,6 +61,7 @@ from penstock.gateway.replicas.lora_routes import LearnedAdapters
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.gateway.replicas.snapshots import Snapshots
+from penstock.gateway.responses.exchange import BackgroundExchange
 from penstock.gateway.responses.service import PREFIX, ResponseService
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
@@ -137,6 +138,8 @@ class Gateway(Subscriber):
         self._started_s = int(time.time())
         for subscriber in (self.snapshots, self.pools, self._following, self):
             self.replicas.subscribe(subscriber)
+        if responses is not None:
+            responses.start(self._resume_response, self._has_ready_replica)
         if batches is not None:
             batches.start(GatewayRows(self, batches.busy))
             self.recorder.batch_counts = batches.counts
@@ -248,9 +251,25 @@ class Gateway(Subscriber):
         def opened(exchange: Exchange | None, error: PenstockError | None) -> None:
             if exchange is not None:
                 arrival.exchange = exchange
+            if isinstance(exchange, BackgroundExchange):
+                arrival.ledger = exchange.bill
             self._go_on(arrival, self._prepare, error=error)
 
-        self.responses.open(arrival.exchange, arrival.caller.tenant.id, asked, opened)
+        self.responses.open(arrival.exchange, arrival.caller, asked, opened)
+
+    def _has_ready_replica(self) -> bool:
+        now = self.now()
+        return any(replica.snapshot.state_at(now) is ReplicaState.READY for replica in self.replicas.values())
+
+    def _resume_response(self, exchange: BackgroundExchange, key_id: str) -> bool:
+        """One that another gateway has left goes the way of all requests, without its state, which is resolved."""
+        tenant = self.services.tenant(exchange.key[0])
+        if tenant is None or not tenant.is_active:
+            return False
+        access, surface = self._accesses.of(tenant), SURFACES[RESPONSES]
+        arrival = Arrival(self._new_id(), exchange, surface, Caller(tenant, key_id), access, None, exchange.bill)
+        self._go_on(arrival, self._prepare)
+        return True
 
     def _prepare(self, arrival: Arrival) -> None:
         path, body = arrival.surface.path, arrival.exchange.request.body

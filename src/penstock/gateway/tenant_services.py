@@ -29,6 +29,11 @@ class TenantServices:
     adapters: AdapterNotes = field(default_factory=ForgetfulNotes)
     pages: PageGuard = field(default_factory=PageGuard)  # for as long as anybody is let in
 
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        """One by its id, for work of its that no request asks for; None: it is gone."""
+        found = self.keys.tenant(tenant_id) if self.keys.has_had_tenants else ANYBODY.tenant
+        return found if found is not None and found.id == tenant_id else None
+
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """The caller, by the key in these headers; before there are tenants, anybody but a foreign web page."""
         if not self.keys.has_had_tenants:

@@ -57,6 +57,7 @@ class Caller(Struct, frozen=True, gc=False):
     tenant: Tenant
     key_id: str
     expires_at: float = float("inf")
+    is_batch: bool = False  # a row of a batch: at the price of batches, and nobody waits for it
 
 
 class TenantState(Struct, frozen=True):

@@ -199,6 +199,13 @@ BATCHES = (
     )""",
 )
 
+BACKGROUND = (
+    # What another process needs to make a response whose own was killed; gone when the response has ended.
+    "ALTER TABLE responses ADD COLUMN request TEXT",
+    "ALTER TABLE responses ADD COLUMN key_id TEXT",
+    "ALTER TABLE responses ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     TENANTS_AND_KEYS,
     USAGE,
@@ -211,6 +218,7 @@ MIGRATIONS = (
     FLEET_ROUNDS,
     RESPONSES,
     BATCHES,
+    BACKGROUND,
 )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
+from penstock.gateway.records.whole_bill import whole
 from penstock.gateway.responses.exchange import BackgroundExchange
 from penstock.http.message import Request
 from penstock.tenancy.usage import Usage
@@ -48,27 +47,10 @@ class RowTry:
             status, body = await self._answer
             if status == 200:
                 await self._is_closed.wait()  # what was answered is charged in the same moment, or a little later
-            return Answer(status, body, self._sum(usage_id), self.exchange.retry_after_s)
+            return Answer(status, body, whole(self._usages, usage_id), self.exchange.retry_after_s)
         except asyncio.CancelledError:
             self.exchange.cancel()
             raise
-
-    def _sum(self, usage_id: str) -> Usage | None:
-        """All parts as one."""
-        if not self._usages:
-            return None
-        usages, last = self._usages, self._usages[-1]
-        return replace(
-            last,
-            request_id=usage_id,
-            input_tokens=sum(one.input_tokens for one in usages),
-            cached_tokens=sum(one.cached_tokens for one in usages),
-            output_tokens=sum(one.output_tokens for one in usages),
-            cost_nanos=sum(one.cost_nanos for one in usages),
-            device_us=sum(one.device_us for one in usages),
-            kv_block_ms=sum(one.kv_block_ms for one in usages),
-            requests=1,
-        )
 
 
 class RowExchange(BackgroundExchange):

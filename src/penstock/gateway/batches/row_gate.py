@@ -12,7 +12,6 @@ from penstock.gateway.batches import spare
 from penstock.gateway.batches.spare import Seen
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.request_view import SURFACES
-from penstock.gateway.tenant_services import ANYBODY
 from penstock.http.exchange import Exchange
 from penstock.tenancy.keys import Caller
 from penstock.tenancy.tenants import PriorityClass, Tenant
@@ -31,9 +30,8 @@ class GatewayRows:
         self._tenants: dict[str, tuple[Tenant, Tenant]] = {}  # as they are, and as their rows are sent
 
     def caller(self, tenant_id: str, key_id: str) -> Caller | None:
-        keys = self._gateway.services.keys
-        tenant = keys.tenant(tenant_id) if keys.has_had_tenants else ANYBODY.tenant
-        if tenant is None or tenant.id != tenant_id:
+        tenant = self._gateway.services.tenant(tenant_id)
+        if tenant is None:
             return None
         if not tenant.is_active:
             raise PermissionDenied(f"tenant '{tenant_id}' is not active")
@@ -42,7 +40,7 @@ class GatewayRows:
             if len(self._tenants) >= _MAX_TENANTS:
                 self._tenants.clear()
             known = self._tenants[tenant_id] = (tenant, replace(tenant, priority=PriorityClass.BATCH))
-        return Caller(known[1], key_id)
+        return Caller(known[1], key_id, is_batch=True)
 
     def pool(self, model: str, caller: Caller) -> str:
         route = self._gateway.route_for(caller.tenant, model)

@@ -25,7 +25,7 @@ class Arrival:
     caller: Caller
     access: TenantAccess
     entry: RateLimitReservation | None = None  # what it pays before it is read, if it is large
-    ledger: Recorder | None = None  # of a batch's row: who is told its usage, in place of the gateway's ledger
+    ledger: Recorder | None = None  # who is told its usage in place of the gateway's ledger, if anybody is
 
 
 class RoutedRequest:
@@ -74,7 +74,7 @@ class RoutedRequest:
         self.expected_output = expected_output  # tokens of one answer, if the client has said so
         self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
-        self.ledger = ledger  # of a batch's row: who is told its usage
+        self.ledger = ledger  # who is told its usage in place of the gateway's ledger, if anybody is
 
     def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
         """The same request, on the route that rules chose for it."""
@@ -96,7 +96,7 @@ class RoutedRequest:
     @property
     def is_batch(self) -> bool:
         """Whether nobody waits for it."""
-        return self.ledger is not None
+        return self.caller.is_batch
 
     @property
     def asked_for(self) -> str:

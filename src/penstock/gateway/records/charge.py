@@ -53,7 +53,7 @@ class RequestCharge:
 
     def _price(self, model: str) -> Price:
         price = self._prices.get(model, FREE)
-        return price if price is FREE or self._routed.ledger is None else price.of_batches
+        return price if price is FREE or not self._routed.is_batch else price.of_batches
 
     def _look(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str) -> None:
         self.follow(record, model, charged, adapter)
