@@ -27,7 +27,8 @@ def client_of(gateway: RealGateway, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=2, http_client=Unverified())
 
 
-def test_a_batch_outlives_the_kill_of_its_gateway_and_each_row_is_billed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_batch_outlives_its_gateway_and_each_row_is_billed_once(tmp_path: Path, how: str) -> None:
     batches = BATCHES | {"files": str(tmp_path / "files")}
     price = {"input": 2_000_000.0, "output": 4_000_000.0}
     with serving(step_s=0.01) as replica, open_store(f"sqlite:///{tmp_path / 'tenants.db'}") as store:
@@ -36,7 +37,8 @@ def test_a_batch_outlives_the_kill_of_its_gateway_and_each_row_is_billed_once(tm
             num_rows *= 2
             tenant_id = store.add_tenant({"id": f"acme-{num_rows}"}).id
             key = store.create_key(tenant_id).secret
-            with killed_gateway(tmp_path, replica, price=price, batches=batches) as first:
+            ending = killed_gateway if how == "killed" else real_gateway
+            with ending(tmp_path, replica, price=price, batches=batches) as first:
                 client = client_of(first, key)
                 batch = create(client, lines([chat(f"number {n}", max_tokens=12) for n in range(num_rows)]))
                 eventually(partial(num_completed, client, batch.id), lambda count: count >= 5)

@@ -189,6 +189,6 @@ def test_beyond_what_may_be_open_requests_are_told_to_come_back() -> None:
 
 def test_a_single_replica_has_no_files_and_no_batches(replica: Replica) -> None:
     for refused in (replica.openai.files.list, replica.openai.batches.list, lambda: replica.openai.files.delete("x")):
-        with pytest.raises(openai.BadRequestError, match="kept by a gateway") as error:
+        with pytest.raises(openai.NotFoundError, match="kept by a gateway") as error:
             refused()
-        assert error.value.code == "unsupported_parameter"
+        assert error.value.code == "not_found"

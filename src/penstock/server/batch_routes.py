@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.api.asgi import Request, Route
 from penstock.api.errors import convention_at
 from penstock.api.sink import Sink
-from penstock.core.errors import UnsupportedParameter
+from penstock.core.errors import NotFound
 
 _ROOTS = ("/v1/files", "/v1/batches", "/v1/messages/batches")
 _METHODS = ("GET", "POST", "DELETE")
@@ -21,7 +21,7 @@ def routes() -> list[Route]:
 
 
 async def _refuse(request: Request, _: Sink) -> None:
-    raise UnsupportedParameter(
+    raise NotFound(
         f"{request.path}: files and batches are kept by a gateway, and this is a single replica: "
         "start `penstock serve MODEL --replicas 2`, or a `penstock gateway` in front of it"
     )

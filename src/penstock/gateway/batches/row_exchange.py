@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import NamedTuple
 
 from penstock.gateway.records.whole_bill import whole
 from penstock.gateway.responses.exchange import BackgroundExchange
+from penstock.http import clock as clocks
+from penstock.http.clock import TimerClock
 from penstock.http.message import Request
 from penstock.tenancy.usage import Usage
 
 _JSON = {b"content-type": b"application/json"}
+_CLOSING_S = 30.0
 _RETRY_AFTER = b"retry-after:"
+
+log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
     status: int
     body: bytes
-    usage: Usage | None  # None: nobody worked for it
+    usage: Usage | None  # None: it costs nothing
     retry_after_s: float
 
 
@@ -41,13 +47,19 @@ class RowTry:
         if not self._answer.done():
             self._answer.set_result((status, body))
 
-    async def answer(self, usage_id: str) -> Answer:
+    async def answer(self, usage_id: str, clock: TimerClock) -> Answer:
         """What came of it, with its charge under this name. One who is cancelled meanwhile gives up the work."""
         try:
             status, body = await self._answer
-            if status == 200:
-                await self._is_closed.wait()  # what was answered is charged in the same moment, or a little later
-            return Answer(status, body, whole(self._usages, usage_id), self.exchange.retry_after_s)
+            retry_after_s = self.exchange.retry_after_s
+            if status != 200:
+                return Answer(status, body, None, retry_after_s)
+            try:
+                async with clocks.timeout(clock, _CLOSING_S):  # it is charged in the same moment, or a little later
+                    await self._is_closed.wait()
+            except TimeoutError:
+                log.error("%s was answered, and nobody says what it used: it is not charged", usage_id)
+            return Answer(status, body, whole(self._usages, usage_id), retry_after_s)
         except asyncio.CancelledError:
             self.exchange.cancel()
             raise

@@ -247,7 +247,7 @@ class BatchRun:
         except PermissionDenied:
             return None
         if caller is None:
-            self._fail("tenant_not_found", "the tenant is gone")
+            self._fail("tenant_not_found", "the tenant is gone, or has no key any more")
             return None
         try:
             pool = services.gate.pool(row.model, caller)
@@ -258,7 +258,7 @@ class BatchRun:
             self._tries.add(one)
             try:
                 services.gate.begin(one.exchange, f"{batch.id}-{row.line}-{number}", caller, one)
-                answer = await one.answer(f"{batch.id}/{row.line}")
+                answer = await one.answer(f"{batch.id}/{row.line}", services.clock)
             finally:
                 self._tries.discard(one)
             if answer.status in _BUSY:

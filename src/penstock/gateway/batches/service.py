@@ -24,7 +24,6 @@ from penstock.core.errors import (
     NotFound,
     Overloaded,
     PenstockError,
-    UnsupportedParameter,
 )
 from penstock.gateway.batches.file_store import FileStore
 from penstock.gateway.batches.object_store import ObjectStore
@@ -143,7 +142,7 @@ class BatchService:
     @property
     def _store(self) -> FileStore:
         if self._files is None:
-            raise UnsupportedParameter(
+            raise NotFound(
                 "this gateway keeps no files, and runs no batches: its operator has set no place for them "
                 "(batches.files)"
             )
