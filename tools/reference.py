@@ -27,6 +27,7 @@ from penstock.core.settings import Settings, TelemetrySettings
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
+from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.responses.settings import ResponseSettings
@@ -81,6 +82,7 @@ def _gateway_settings() -> list[str]:
         "logs.": LogSettings,
         "telemetry.": TelemetrySettings,
         "responses.": ResponseSettings,
+        "batches.": BatchSettings,
         "endpoint_picker.": EndpointPickerSettings,
         "watch.": WatchSettings,
         "watch.alerts.": AlertSettings,

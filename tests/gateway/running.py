@@ -176,6 +176,7 @@ def running_gateway(
     tls: ServerTls | None = None,
     make: Callable[..., Gateway] = Gateway,
     sockets: WebSocketSettings | None = None,
+    serve: Callable[..., Server] = Server,
 ) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -184,14 +185,14 @@ def running_gateway(
     started: list[RunningGateway] = []
     ready = threading.Event()
 
-    async def serve() -> None:
+    async def run() -> None:
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
         gateway = make(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
         membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
         membership.configure(pools_of(pools))
-        server = Server(websockets(gateway, sockets), clock=clock, gate=gateway, upgrades=PATHS)
+        server = serve(websockets(gateway, sockets), clock=clock, gate=gateway, upgrades=PATHS)
         listener = bound_socket("127.0.0.1", 0)
         await server.listen(listener, tls=tls)
         stopped = asyncio.Event()
@@ -204,7 +205,7 @@ def running_gateway(
         await server.stop(0.0)
         gateway.close()
 
-    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread = threading.Thread(target=lambda: uvloop.run(run()))
     thread.start()
     assert ready.wait(GIVE_UP_S)
     found = started[0]

@@ -8,6 +8,7 @@ import uvloop
 
 from penstock.http.limits import ClientLimits, UpstreamLimits
 from penstock.http.server import App, BodyGate, Server, bound_socket
+from penstock.http.uploads import Uploads
 from penstock.http.upstream import Upstream
 from tests.clocks import ManualClock
 from tests.http.bare_gateway import BareGateway
@@ -33,9 +34,9 @@ async def serve(
     servers = []
 
     async def start(
-        app: App, *, gate: BodyGate | None = None, **limits: float
+        app: App, *, gate: BodyGate | None = None, uploads: Uploads | None = None, **limits: float
     ) -> tuple[Server, Callable[[], Awaitable[Client]]]:
-        server = Server(app, ClientLimits(**limits), clock, gate=gate)  # type: ignore[arg-type]
+        server = Server(app, ClientLimits(**limits), clock, gate=gate, uploads=uploads)  # type: ignore[arg-type]
         servers.append(server)
         sock = bound_socket("127.0.0.1", 0)
         await server.listen(sock)

@@ -185,3 +185,10 @@ def test_beyond_what_may_be_open_requests_are_told_to_come_back() -> None:
         running.close()
         eventually(replica.is_idle)
         assert replica.openai.completions.create(model=NAME, prompt="x", n=4, max_tokens=1).choices
+
+
+def test_a_single_replica_has_no_files_and_no_batches(replica: Replica) -> None:
+    for refused in (replica.openai.files.list, replica.openai.batches.list, lambda: replica.openai.files.delete("x")):
+        with pytest.raises(openai.NotFoundError, match="kept by a gateway") as error:
+            refused()
+        assert error.value.code == "not_found"

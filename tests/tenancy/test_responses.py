@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -137,3 +138,34 @@ def test_a_tenant_that_is_removed_takes_its_responses_along(book: ResponseBook, 
     assert kept(book, "a") == []
     add(book, "b")
     assert (book.forget("acme"), book.forget("acme")) == (1, 0)
+
+
+def test_what_its_owner_leaves_another_claims_but_not_for_ever(book: ResponseBook, now: list[float]) -> None:
+    add(book, "a", status="in_progress", owner="one", lease_s=30.0, request='{"x": 1}', key_id="key")
+    add(book, "b", status="in_progress", owner="one", lease_s=30.0)  # of a version that kept no requests
+    assert book.claim("two", 30.0, 10) == []
+    now[0] += 30.0
+    orphan = book.find("acme", "b")
+    assert orphan is not None
+    assert book.is_orphan(orphan)
+    for owner in ("two", "three"):
+        found = book.find("acme", "a")
+        assert found is not None
+        assert not book.is_orphan(found)
+        assert book.claim(owner, 30.0, 10) == [("acme", "a", "key", '{"x": 1}')]
+        assert book.claim("other", 30.0, 10) == []
+        now[0] += 30.0
+    assert book.claim("four", 30.0, 10) == []
+    found = book.find("acme", "a")
+    assert found is not None
+    assert book.is_orphan(found)  # three processes have died of it, or with it
+    assert not book.end("acme", "a", status="completed", response="{}", owner="two")
+
+
+def test_an_owner_that_ends_in_good_order_leaves_at_once_and_costs_no_try(book: ResponseBook) -> None:
+    add(book, "a", status="in_progress", owner="one", lease_s=30.0, request="{}")
+    for before, owner in pairwise(("one", "two", "three", "four", "five")):
+        book.release(before)
+        assert [claimed.id for claimed in book.claim(owner, 30.0, 10)] == ["a"]
+    assert book.end("acme", "a", status="completed", response="{}", owner="five")
+    assert book.claim("six", 30.0, 10) == []

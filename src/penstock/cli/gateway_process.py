@@ -29,6 +29,8 @@ from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.gateway.app import Gateway
+from penstock.gateway.batches.object_store import object_store
+from penstock.gateway.batches.service import BatchService
 from penstock.gateway.demand.meter import DemandMeter
 from penstock.gateway.demand.reporter import DemandReporter
 from penstock.gateway.demand.statuses import PoolStatuses
@@ -149,8 +151,9 @@ async def serve(
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
-                kept = None if picks else ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK)
-                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept)
+                kept = None if picks else _responses(settings, url, ledger)
+                batches = None if picks else _batches(settings, url, services)
+                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept, batches=batches)
                 gateway = make(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
@@ -206,7 +209,7 @@ async def serve(
                             calls = Calls(app, gate, gateway.can_serve)
                             over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
                             front = websockets(gateway, settings.websocket).over(over_http)
-                            server = Server(front, limits, gate=over_http, cors=cors, upgrades=PATHS)
+                            server = Server(front, limits, gate=over_http, cors=cors, uploads=batches, upgrades=PATHS)
                             grpc = grpc_of_gateway(settings, calls, has_siblings=worker is not None)
                             if worker is not None:
                                 used = sum(not replica.is_draining for replica in gateway.replicas.values())
@@ -242,6 +245,24 @@ async def serve(
                     await pods.close()
                     tower.close()
                     gateway.close()
+
+
+def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseService:
+    return ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK, ledger)
+
+
+def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:
+    """With a connection of its own to the store, as responses have. Raises ConfigError for a place of no use."""
+    store, place = open_store(url), settings.batches.files
+    objects = None if place is None else object_store(place)
+    return BatchService(
+        store.files,
+        store.batches,
+        settings.batches,
+        objects,
+        LOOP_CLOCK,
+        lambda head: services.caller(head.headers),
+    )
 
 
 def read_again(opened: Callable[[], AbstractContextManager[GatewaySettings]]) -> GatewaySettings:

@@ -44,6 +44,7 @@ from penstock.core.settings import Role, Settings
 from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
+from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
@@ -156,6 +157,7 @@ def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str,
         models=models,
         slo=settings.slo,
         telemetry=settings.telemetry,
+        batches=BatchSettings(files=str(penstock_home() / "files")),
     )
 
 

@@ -6,6 +6,7 @@
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
     │   ├── PreviousResponseNotFound  the conversation that a response is to go on with is not kept, or has not ended
     │   ├── RequestQuarantined        replicas were lost while they worked on this very request
+    │   ├── StorageQuotaExceeded      the tenant keeps as many bytes, files or rows of batches as it may
     │   ├── TooLargeForLimit          more tokens than the tenant's whole limit per minute
     │   ├── UnsupportedParameter      understood, but not built or not possible here
     │   ├── ThreadUnsupported         Anthropic's clients are to send the whole conversation
@@ -22,7 +23,9 @@
     │   ├── TenantNotFound
     │   ├── KeyNotFound
     │   ├── ReplicaNotFound
-    │   └── ResponseNotFound
+    │   ├── ResponseNotFound
+    │   ├── FileNotFound
+    │   └── BatchNotFound
     ├── MethodNotAllowed
     ├── Overloaded                try again later; carries retry_after_s
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
@@ -87,6 +90,10 @@ class PreviousResponseNotFound(InvalidRequest):
 
 class RequestQuarantined(InvalidRequest):
     code = "request_quarantined"
+
+
+class StorageQuotaExceeded(InvalidRequest):
+    code = "storage_quota_exceeded"
 
 
 class TooLargeForLimit(InvalidRequest):
@@ -157,6 +164,14 @@ class ReplicaNotFound(NotFound):
 
 class ResponseNotFound(NotFound):
     code = "response_not_found"
+
+
+class FileNotFound(NotFound):
+    code = "file_not_found"
+
+
+class BatchNotFound(NotFound):
+    code = "batch_not_found"
 
 
 class MethodNotAllowed(PenstockError):

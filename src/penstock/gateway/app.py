@@ -25,6 +25,8 @@ from penstock.core.errors import (
     RequestAborted,
 )
 from penstock.core.replica import UNBOUNDED, ReplicaState
+from penstock.gateway.batches.row_gate import GatewayRows
+from penstock.gateway.batches.service import BatchService
 from penstock.gateway.proxy import public_endpoints, refusals
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
@@ -59,6 +61,7 @@ from penstock.gateway.replicas.lora_routes import LearnedAdapters
 from penstock.gateway.replicas.replica import Replica
 from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.gateway.replicas.snapshots import Snapshots
+from penstock.gateway.responses.exchange import BackgroundExchange
 from penstock.gateway.responses.service import PREFIX, ResponseService
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
@@ -74,6 +77,7 @@ from penstock.router.sticky import session_bucket
 from penstock.tenancy.keys import Caller
 from penstock.tenancy.limits.quota import NOBODY
 from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.usage import Recorder
 
 _LARGE_BYTES = 16 << 10  # of a body: to read it, count it and name its blocks is no work worth speaking of
 
@@ -90,10 +94,13 @@ class Gateway(Subscriber):
         clock: TimerClock = LOOP_CLOCK,
         resume_wait_s: float = WAIT_S,
         responses: ResponseService | None = None,
+        batches: BatchService | None = None,
     ) -> None:
         """`explains`: answers say which replica they come from, and why it was picked. `responses`: None: none is
-        kept, and a request that asks for that is refused by its replica."""
+        kept, and a request that asks for that is refused by its replica. `batches`: None: there are no
+        such paths."""
         self.responses = responses
+        self.batches = batches
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
         self.prices = services.prices
@@ -131,6 +138,11 @@ class Gateway(Subscriber):
         self._started_s = int(time.time())
         for subscriber in (self.snapshots, self.pools, self._following, self):
             self.replicas.subscribe(subscriber)
+        if responses is not None:
+            responses.start(self._resume_response, self._has_ready_replica)
+        if batches is not None:
+            batches.start(GatewayRows(self, batches.busy))
+            self.recorder.batch_counts = batches.counts
 
     def use(self, routes: RouteTable) -> None:
         """Takes routes for requests that come, with what replicas have beside them; those that are here go on as they
@@ -146,6 +158,8 @@ class Gateway(Subscriber):
         self.shadows.close()
         self._following.close()
         self.bodies.close()
+        if self.batches is not None:
+            self.batches.close()
         if self.responses is not None:
             self.responses.close()
         self.queue.close()
@@ -154,13 +168,17 @@ class Gateway(Subscriber):
 
     def body_owner(self, head: Request) -> str | None:
         """The tenant whose body is about to arrive, by its key: the headers have it. None: this path takes no body."""
-        if head.path not in SURFACES or head.method != b"POST":
+        takes_body = head.path in SURFACES or (self.batches is not None and BatchService.owns(head.path))
+        if not takes_body or head.method != b"POST":
             return None
         return self.services.caller(head.headers).tenant.id
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         """Answers a request whose body was not read."""
-        surface, request_id = SURFACES[exchange.request.path], self._new_id()
+        surface, request_id = SURFACES.get(exchange.request.path), self._new_id()
+        if surface is None:
+            refusals.respond(exchange, convention_at(exchange.request.target), error, request_id)
+            return
         refusals.respond(exchange, surface.convention, error, request_id)
         self.recorder.turned_away(request_id, surface.name, error, exchange.request.headers)
 
@@ -174,6 +192,10 @@ class Gateway(Subscriber):
                 tenant_id = self.services.caller(request.headers).tenant.id
                 refuse = partial(refusals.respond, exchange, convention, request_id=request_id)
                 self.responses.show(exchange, JSON + id_header(request_id), tenant_id, refuse)
+            elif surface is None and self.batches is not None and BatchService.owns(request.path):
+                caller = self.services.caller(request.headers)
+                refuse = partial(refusals.respond, exchange, convention, request_id=request_id)
+                self.batches.show(exchange, JSON + id_header(request_id), caller, refuse)
             elif surface is None:
                 headers, now = JSON + id_header(request_id), self.now()
                 can_hold = self.admission.can_hold(now)
@@ -189,11 +211,13 @@ class Gateway(Subscriber):
             if surface is not None:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
 
-    def enter(self, exchange: Exchange, surface: Surface, request_id: str, caller: Caller) -> None:
+    def enter(
+        self, exchange: Exchange, surface: Surface, request_id: str, caller: Caller, ledger: Recorder | None = None
+    ) -> None:
         """A caller's request on its way to `begin`. One with a large body pays for it before anything is done that
-        grows with it."""
+        grows with it. `ledger`: of a batch's row."""
         body = exchange.request.body
-        arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant))
+        arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant), None, ledger)
         quota = arrival.access.quota
         if quota is None or len(body) <= _LARGE_BYTES:
             try:
@@ -227,9 +251,25 @@ class Gateway(Subscriber):
         def opened(exchange: Exchange | None, error: PenstockError | None) -> None:
             if exchange is not None:
                 arrival.exchange = exchange
+            if isinstance(exchange, BackgroundExchange):
+                arrival.ledger = exchange.bill
             self._go_on(arrival, self._prepare, error=error)
 
-        self.responses.open(arrival.exchange, arrival.caller.tenant.id, asked, opened)
+        self.responses.open(arrival.exchange, arrival.caller, asked, opened)
+
+    def _has_ready_replica(self) -> bool:
+        now = self.now()
+        return any(replica.snapshot.state_at(now) is ReplicaState.READY for replica in self.replicas.values())
+
+    def _resume_response(self, exchange: BackgroundExchange, key_id: str) -> bool:
+        """One that another gateway has left goes the way of all requests, without its state, which is resolved."""
+        tenant = self.services.tenant(exchange.key[0])
+        if tenant is None or not tenant.is_active:
+            return False
+        access, surface = self._accesses.of(tenant), SURFACES[RESPONSES]
+        arrival = Arrival(self._new_id(), exchange, surface, Caller(tenant, key_id), access, None, exchange.bill)
+        self._go_on(arrival, self._prepare)
+        return True
 
     def _prepare(self, arrival: Arrival) -> None:
         path, body = arrival.surface.path, arrival.exchange.request.body
@@ -258,8 +298,10 @@ class Gateway(Subscriber):
         random01 = self.random.random()
         bucket = session_bucket(f"{tenant.id}/{view.session}") if view.session else self.random.random()
         hint = expected_output(exchange.request.headers)
-        surface, caller, entry = arrival.surface, arrival.caller, arrival.entry
-        routed = RoutedRequest(arrival.id, exchange, surface, caller, view, route, random01, bucket, hint, entry=entry)
+        surface, caller, entry, ledger = arrival.surface, arrival.caller, arrival.entry, arrival.ledger
+        routed = RoutedRequest(
+            arrival.id, exchange, surface, caller, view, route, random01, bucket, hint, entry=entry, ledger=ledger
+        )
         if route.rules is None:
             self._measure(routed, access)
         else:
@@ -403,6 +445,10 @@ class Gateway(Subscriber):
         known = max((tokens for tokens in contexts if tokens < UNBOUNDED), default=None)
         root = None if route.adapter_of else name  # where an adapter lies is its replicas' affair
         return ModelCard(id=name, created=self._started_s, max_model_len=known, root=root, parent=route.adapter_of)
+
+    def route_for(self, tenant: Tenant, name: str) -> Route:
+        """Raises ModelNotFound."""
+        return self._route(self._accesses.of(tenant), name)
 
     def _route(self, access: TenantAccess, name: str) -> Route:
         """The route of a model that the tenant may use; any other does not exist for it."""

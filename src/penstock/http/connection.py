@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Protocol, cast
 
@@ -27,11 +28,13 @@ from penstock.http.bodies import BodyBudget
 from penstock.http.exchange import NOBODY, Exchange, Upgraded
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
+from penstock.http.uploads import Upload
 
 logger = logging.getLogger("penstock.gateway")
 
 _BETWEEN, _HEAD, _BODY = range(3)  # what of the next request has arrived: nothing, part of its head, part of its body
 _RETRY_BODY_S = 2.0  # a large body takes about as long to arrive
+_PROGRESS_BYTES = 1 << 20  # of an upload: so many begin its time anew
 _HEADER_OVERHEAD = 32  # as HTTP/2 counts, so that a limit on bytes is one on their number too
 
 
@@ -46,7 +49,11 @@ class Acceptor(Protocol):
     idle_grace_s: float
 
     def serve(self, exchange: Exchange) -> None: ...
+
+    upload_paths: frozenset[bytes]
+
     def body_owner(self, head: Request) -> str | None: ...
+    def upload(self, head: Request, resume: Callable[[], None]) -> Upload: ...
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None: ...
     def opened(self, connection: Connection) -> bool: ...
     def closed(self, connection: Connection) -> None: ...
@@ -80,6 +87,7 @@ class Connection(asyncio.Protocol):
         self._owner: str | None = None  # in the budget of bodies; None: nobody's yet
         self._reserved_bytes = 0
         self._owes_continue = False
+        self._upload: Upload | None = None  # takes the body that is arriving; None: it is held here
         self._is_body_unread = False  # it was answered without its body, which may still come
         self._wants_upgrade = False  # what comes after it is no HTTP
         self._upgraded: Upgraded | None = None  # what speaks here since
@@ -189,12 +197,23 @@ class Connection(asyncio.Protocol):
             self._stop(InvalidRequest("a request of HTTP/1.1 has a Host header"))
         if self._parser.should_upgrade():
             self._check_upgrade()
-        if int(headers.get(b"content-length", b"0")) > self._acceptor.limits.max_body_bytes:
+        if self._target.partition(b"?")[0] in self._acceptor.upload_paths and self._parser.get_method() == b"POST":
+            self._open_upload()
+        if int(headers.get(b"content-length", b"0")) > self._max_body_bytes:
             self._stop(self._too_large())
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self._owes_continue = True
 
     def on_body(self, part: bytes) -> None:
+        if self._upload is not None:
+            self._body_bytes += len(part)
+            if self._body_bytes > self._max_body_bytes:
+                self._stop(self._too_large())
+            try:
+                self._upload.write(part)
+            except PenstockError as refusal:
+                self._stop(refusal)
+            return
         if not self._body_bytes:
             self._body = part  # as it came, where it comes in one piece
         elif isinstance(self._body, bytearray):
@@ -353,6 +372,8 @@ class Connection(asyncio.Protocol):
                 self._refuse(self._head_too_large())
         elif self._exchange is not None or self._waiting:
             self._read(False)  # its turn comes: until then its body is not asked for
+        elif self._upload is not None:
+            self._upload_incomplete(self._upload, num_bytes)
         else:
             self._body_incomplete(num_bytes)
 
@@ -369,18 +390,54 @@ class Connection(asyncio.Protocol):
                 self._answer_unread(None)
                 return
             num_bytes = self._unparsed_bytes = 0
+        if self._is_without_end(num_bytes):
+            self._refuse(self._head_too_large())
+        elif not self._has_room():
+            self._answer_unread(BuffersFull("too many bodies of requests arrive at once", retry_after_s=_RETRY_BODY_S))
+        else:
+            self._ask_for_body()
+
+    def _upload_incomplete(self, upload: Upload, num_bytes: int) -> None:
+        """A body that is taken as it comes. Its time begins anew with every so many bytes, and stands still while its
+        taker has enough."""
+        progress = self._body_bytes // _PROGRESS_BYTES != self._seen_body_bytes // _PROGRESS_BYTES
+        if self._is_without_end(num_bytes):
+            self._refuse(self._head_too_large())
+            return
+        self._ask_for_body()
+        if upload.is_full:
+            self._read(False)
+            self._read_deadline = inf
+        elif progress:
+            self._read_deadline = self._acceptor.now + self._acceptor.limits.body_timeout_s
+
+    def _upload_resumed(self) -> None:
+        if self._upload is not None and not self._is_closing and self._exchange is None and not self._waiting:
+            self._read_deadline = self._acceptor.now + self._acceptor.limits.body_timeout_s
+            self._read(True)
+
+    def _is_without_end(self, num_bytes: int) -> bool:
+        """Whether too much of a body came that was none of its bytes."""
         if self._body_bytes != self._seen_body_bytes:
             self._seen_body_bytes, self._unparsed_bytes = self._body_bytes, 0
-        else:  # chunks without bytes, or trailers, of which the parser holds back one
-            self._unparsed_bytes += num_bytes
-            if self._unparsed_bytes > self._acceptor.limits.max_head_bytes:
-                self._refuse(self._head_too_large())
-                return
-        if not self._has_room():
-            self._answer_unread(BuffersFull("too many bodies of requests arrive at once", retry_after_s=_RETRY_BODY_S))
-        elif self._owes_continue:
+            return False
+        self._unparsed_bytes += num_bytes  # chunks without bytes, or trailers, of which the parser holds back one
+        return self._unparsed_bytes > self._acceptor.limits.max_head_bytes
+
+    def _ask_for_body(self) -> None:
+        if self._owes_continue:
             self._owes_continue = False
             self._transport.write(message.CONTINUE)
+
+    def _open_upload(self) -> None:
+        try:
+            self._upload = self._acceptor.upload(self._head(), self._upload_resumed)
+        except PenstockError as refusal:
+            self._stop(refusal)
+
+    @property
+    def _max_body_bytes(self) -> int:
+        return self._acceptor.limits.max_body_bytes if self._upload is None else self._upload.max_bytes
 
     def _has_room(self) -> bool:
         """Takes room for all of a body whose length is declared; for others twice what has come, as it comes."""
@@ -432,7 +489,8 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         # Only HTTP/1.0 needs to say that it keeps the connection, and only 1.1 keeps it without a word.
         speaks_chunked = (keep_alive and b"connection" not in self._headers) or parser.get_http_version() == "1.1"
-        request = Request(parser.get_method(), self._target, self._headers, body)
+        upload, self._upload = self._upload, None
+        request = Request(parser.get_method(), self._target, self._headers, body, upload)
         self._phase = self._timed_phase = _BETWEEN
         self._forget_body()
         return Exchange(self, request, keep_alive and not self._acceptor.is_draining, speaks_chunked)
@@ -440,6 +498,9 @@ class Connection(asyncio.Protocol):
     def _forget_body(self) -> None:
         self._body = b""
         self._owes_continue = False
+        if self._upload is not None:
+            upload, self._upload = self._upload, None
+            upload.lost()
         if self._owner is not None:
             if self._reserved_bytes:
                 self._acceptor.bodies.release(self._owner, self._reserved_bytes)
@@ -484,7 +545,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def _too_large(self) -> PenstockError:
-        return BodyTooLarge(f"the body is larger than the limit of {self._acceptor.limits.max_body_bytes} bytes")
+        return BodyTooLarge(f"the body is larger than the limit of {self._max_body_bytes} bytes")
 
     def _head_too_large(self) -> PenstockError:
         return HeadersTooLarge(f"the headers are larger than the limit of {self._acceptor.limits.max_head_bytes} bytes")

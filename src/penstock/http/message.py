@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.api.errors import convention_at, error_headers
 from penstock.core.errors import PenstockError
+from penstock.http.uploads import Upload
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -28,13 +29,16 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.en
 class Request:
     """What a client sent, complete. The body is the client's bytes, untouched (joined, where it came in pieces)."""
 
-    __slots__ = ("body", "headers", "method", "target")
+    __slots__ = ("body", "headers", "method", "target", "upload")
 
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+    def __init__(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, upload: Upload | None = None
+    ) -> None:
         self.method = method
         self.target = target
         self.headers = headers  # by lower-case name; of a repeated header the last
         self.body = body
+        self.upload = upload  # what took the body piece by piece, in place of `body`
 
     @property
     def path(self) -> bytes:

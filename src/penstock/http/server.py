@@ -23,6 +23,7 @@ from penstock.http.exchange import Exchange
 from penstock.http.limits import TICK_S, ClientLimits
 from penstock.http.message import Request
 from penstock.http.tls import ServerTls, TlsListener
+from penstock.http.uploads import Upload, Uploads
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -60,6 +61,7 @@ class Server:
         clock: TimerClock = LOOP_CLOCK,
         *,
         gate: BodyGate | None = None,
+        uploads: Uploads | None = None,
         cors: Cors | None = None,
         upgrades: Collection[bytes] = (),
     ) -> None:
@@ -72,6 +74,8 @@ class Server:
         self.idle_grace_s = 0.0  # while draining: how long an idle connection is kept for a request that is on its way
         self._app = app
         self._gate = gate or OpenGate()
+        self._uploads = uploads
+        self.upload_paths = uploads.paths if uploads is not None else frozenset()
         self._cors = cors
         self._clock = clock
         self._connections: set[Connection] = set()
@@ -141,6 +145,16 @@ class Server:
     def body_owner(self, head: Request) -> str | None:
         try:
             return self._gate.body_owner(head)
+        except PenstockError:
+            raise
+        except Exception:
+            logger.exception("the gateway failed on the head of %s %s", head.method, head.path)
+            raise PenstockError("internal error") from None
+
+    def upload(self, head: Request, resume: Callable[[], None]) -> Upload:
+        assert self._uploads is not None
+        try:
+            return self._uploads.open(head, resume)
         except PenstockError:
             raise
         except Exception:

@@ -263,4 +263,26 @@ BACKGROUND_DEAD = Metric(
     ("work",),
 )
 
+BATCHES = Metric(
+    "penstock_gateway_batches_total",
+    "counter",
+    "Batches that ended at this gateway, and how: completed, failed, cancelled or expired.",
+    ("status",),
+)
+BATCHES_RUNNING = Metric("penstock_gateway_batches_running", "gauge", "Batches whose lease this gateway has.")
+BATCH_ROWS = Metric(
+    "penstock_gateway_batch_rows_total",
+    "counter",
+    "Rows of batches that are over, and how: completed, failed, cancelled or expired.",
+    ("outcome",),
+)
+BATCH_ROWS_IN_FLIGHT = Metric(
+    "penstock_gateway_batch_rows_in_flight", "gauge", "Rows of batches at replicas, or on their way.", ("model",)
+)
+BATCH_RETRIES = Metric(
+    "penstock_gateway_batch_retries_total",
+    "counter",
+    "Rows of batches that were asked again after an answer of no use.",
+)
+
 GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

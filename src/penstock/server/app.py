@@ -16,7 +16,7 @@ from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
 from penstock.hub.lora_file import AdapterFile
 from penstock.hub.watermarks import WatermarkFile
-from penstock.server import anthropic_routes, openai_routes, responses_routes
+from penstock.server import anthropic_routes, batch_routes, openai_routes, responses_routes
 from penstock.server.block_routes import BlockRoutes
 from penstock.server.devices import Devices
 from penstock.server.drain import Drain
@@ -130,6 +130,7 @@ class Replica:
             *openai_routes.routes(pipeline, model),
             *anthropic_routes.routes(pipeline),
             *responses_routes.routes(pipeline),
+            *batch_routes.routes(),
         ]
         routes = [*generating, *lora, *texts, *tokens, *self._always]
         self._router = Router(routes, guard=self.trust.guard, shutdown=self._stop)

@@ -57,6 +57,7 @@ class Caller(Struct, frozen=True, gc=False):
     tenant: Tenant
     key_id: str
     expires_at: float = float("inf")
+    is_batch: bool = False  # a row of a batch: at the price of batches, and nobody waits for it
 
 
 class TenantState(Struct, frozen=True):
@@ -103,6 +104,11 @@ class KeyRing:
     def tenants(self) -> dict[str, Tenant]:
         """Those that have a key, by id."""
         return {caller.tenant.id: caller.tenant for caller in self._callers.values()}
+
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        """One that has a key; None: there is none."""
+        hashes = self._hashes.get(tenant_id)
+        return self._callers[hashes[0]].tenant if hashes else None
 
     def apply(self, states: Iterable[TenantState]) -> None:
         for state in states:

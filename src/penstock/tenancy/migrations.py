@@ -152,6 +152,65 @@ RESPONSE_EVENTS = (
     "ALTER TABLE responses ADD COLUMN events TEXT",
 )
 
+BATCHES = (
+    # A file is a list of objects in the store of files; what its bytes say is nobody's business here.
+    """CREATE TABLE files (
+        tenant_id TEXT NOT NULL,
+        id TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        filename TEXT NOT NULL,
+        status TEXT NOT NULL,
+        num_bytes BIGINT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        touched_at DOUBLE PRECISION NOT NULL,
+        expires_at DOUBLE PRECISION NOT NULL,
+        chunks TEXT NOT NULL,
+        PRIMARY KEY (tenant_id, id)
+    )""",
+    "CREATE INDEX files_by_age ON files (tenant_id, created_at, num_bytes)",
+    "CREATE INDEX files_by_expiry ON files (expires_at)",
+    # Every claim takes the next epoch: what an earlier owner writes afterwards is refused by it.
+    """CREATE TABLE batches (
+        tenant_id TEXT NOT NULL,
+        id TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        status TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        due_at DOUBLE PRECISION NOT NULL,
+        kept_until DOUBLE PRECISION NOT NULL,
+        input_file_id TEXT NOT NULL,
+        num_rows BIGINT NOT NULL,
+        completed BIGINT NOT NULL,
+        failed BIGINT NOT NULL,
+        cancelled BIGINT NOT NULL,
+        expired BIGINT NOT NULL,
+        owner TEXT,
+        owner_until DOUBLE PRECISION,
+        epoch BIGINT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (tenant_id, id)
+    )""",
+    "CREATE INDEX batches_by_age ON batches (tenant_id, created_at)",
+    "CREATE INDEX batches_by_status ON batches (status, created_at)",
+    # Rows of batches that go on: that one is here means that it is answered and charged. Its result is here until it
+    # is in a file.
+    """CREATE TABLE batch_rows (
+        batch_id TEXT NOT NULL,
+        line BIGINT NOT NULL,
+        file TEXT NOT NULL,
+        num_bytes BIGINT NOT NULL,
+        result TEXT,
+        PRIMARY KEY (batch_id, line)
+    )""",
+)
+
+BACKGROUND = (
+    # What another process needs to make a response whose own was killed; gone when the response has ended.
+    "ALTER TABLE responses ADD COLUMN request TEXT",
+    "ALTER TABLE responses ADD COLUMN key_id TEXT",
+    "ALTER TABLE responses ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     TENANTS_AND_KEYS,
     USAGE,
@@ -164,6 +223,8 @@ MIGRATIONS = (
     FLEET_ROUNDS,
     RESPONSES,
     RESPONSE_EVENTS,
+    BATCHES,
+    BACKGROUND,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 from msgspec import Meta
@@ -20,6 +21,13 @@ class Price:
     output: Amount = 0.0
     cached: Amount | None = None  # of input that came from the prefix cache; None: as other input
     replica_hour: Amount = 0.0  # of the device-seconds that replicas measure
+    batch: Annotated[float, Meta(ge=0, le=1)] = 0.5  # the part of all these that rows of batches pay
+
+    @cached_property
+    def of_batches(self) -> Price:
+        """What rows of batches pay."""
+        cached = None if self.cached is None else self.cached * self.batch
+        return Price(self.input * self.batch, self.output * self.batch, cached, self.replica_hour * self.batch, 1.0)
 
     def nanos(self, input_tokens: int, cached_tokens: int, output_tokens: int, device_s: float = 0.0) -> int:
         cached_price = self.input if self.cached is None else self.cached

@@ -1,9 +1,9 @@
 """Responses that clients may come back to: their input items, and the response as it was, by tenant.
 
 A response is kept for a time, and each tenant has room for so many and so many bytes: beyond that its oldest go. One
-that is still being made has an owner, the process that makes it, for as long as that renews its lease; one whose owner
-has stopped doing so will never end, and is found to have failed. What a response is made of is for others to know: here
-it is JSON text, but for the few members that are asked for by name.
+that is still being made has an owner, the process that makes it, for as long as that renews its lease; then another may
+claim it, with the request that it is made of. One that was lost too often is found to have failed. What a response is
+made of is for others to know: here it is JSON text, but for the few members that are asked for by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from penstock.tenancy.database import Database, Execute, Row
 
 ACTIVE = ("queued", "in_progress")
 _IS_ACTIVE = "status IN ('queued', 'in_progress')"
-_COLUMNS = "id, previous_id, status, created_at, input, response, is_background, owner_until, is_streamed"
+MAX_TRIES = 3  # processes that may die while they make one
+_COLUMNS = "id, previous_id, status, created_at, input, response, is_background, owner_until, is_streamed, can_go_on"
+_CAN_GO_ON = f"CASE WHEN request IS NOT NULL AND tries < {MAX_TRIES} THEN 1 ELSE 0 END AS can_go_on"
+_SELECTED = _COLUMNS.replace("can_go_on", _CAN_GO_ON)
+_OF_EARLIER = ", ".join(  # turns of a conversation are never made anew
+    "0" if column == "can_go_on" else f"r.{column}" for column in _COLUMNS.split(", ")
+)
 _MAX_TURNS = 1000  # of a conversation
 _EVICTED = 64  # rows at a time
 
@@ -40,11 +46,21 @@ class StoredResponse(NamedTuple):
     response: str  # an object, as JSON
     is_background: bool
     owner_until: float | None  # None: it has ended
-    is_streamed: bool = False  # it is made as a stream, whose events are kept at its end
+    is_streamed: bool  # it is made as a stream, whose events are kept at its end
+    can_go_on: bool  # another process can make it
 
     @property
     def is_active(self) -> bool:
         return self.status in ACTIVE
+
+
+class ClaimedResponse(NamedTuple):
+    """A response that another process has left, to be made from its beginning."""
+
+    tenant_id: str
+    id: str
+    key_id: str
+    request: str
 
 
 class ResponseBook:
@@ -68,10 +84,12 @@ class ResponseBook:
         owner: str | None = None,
         lease_s: float = 0.0,
         is_streamed: bool = False,
+        request: str | None = None,
+        key_id: str = "",
     ) -> None:
-        """`owner`: it is being made in the background, by this process. `is_streamed`: as a stream. Raises InvalidValue
-        for one that is larger than all the room of a tenant."""
-        num_bytes, now_s = len(input.encode()) + len(response.encode()), self._clock()
+        """`owner`: it is being made in the background, by this process, of `request`. `is_streamed`: as a stream.
+        Raises InvalidValue for one that is larger than all the room of a tenant."""
+        num_bytes, now_s = sum(len(text.encode()) for text in (input, response, request or "")), self._clock()
         if num_bytes > limits.max_bytes:
             raise InvalidValue(f"a response of {num_bytes} bytes is larger than the room for all of a tenant's")
         until_s = now_s + lease_s if owner is not None else None
@@ -80,8 +98,8 @@ class ResponseBook:
             _make_room(execute, tenant_id, limits.max_responses - 1, limits.max_bytes - num_bytes)
             execute(
                 "INSERT INTO responses (tenant_id, id, previous_id, status, created_at, expires_at, num_bytes, input, "
-                "response, is_background, owner, owner_until, is_streamed) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "response, is_background, owner, owner_until, is_streamed, request, key_id, tries) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
                 (
                     tenant_id,
                     response_id,
@@ -96,13 +114,15 @@ class ResponseBook:
                     owner,
                     until_s,
                     int(is_streamed),
+                    request,
+                    key_id,
                 ),
             )
 
     def find(self, tenant_id: str, response_id: str) -> StoredResponse | None:
         with self._database.reading() as execute:
             rows = execute(
-                f"SELECT {_COLUMNS} FROM responses WHERE tenant_id = ? AND id = ? AND expires_at > ?",
+                f"SELECT {_SELECTED} FROM responses WHERE tenant_id = ? AND id = ? AND expires_at > ?",
                 (tenant_id, response_id, self._clock()),
             )
         return _stored(rows[0]) if rows else None
@@ -117,17 +137,18 @@ class ResponseBook:
         return str(rows[0][0]) if rows and rows[0][0] is not None else None
 
     def is_orphan(self, found: StoredResponse) -> bool:
-        """Whether its owner has stopped renewing its lease."""
-        return found.is_active and found.owner_until is not None and found.owner_until <= self._clock()
+        """Whether its owner has stopped renewing its lease, and nobody will make it."""
+        is_left = found.is_active and found.owner_until is not None and found.owner_until <= self._clock()
+        return is_left and not found.can_go_on
 
     def conversation(self, tenant_id: str, response_id: str) -> list[StoredResponse]:
         """The response and all before it, the first one first. One that is missing leaves those after it alone."""
         now_s = self._clock()
         with self._database.reading() as execute:
             rows = execute(
-                f"WITH RECURSIVE turns AS (SELECT {_COLUMNS}, 0 AS depth FROM responses "
+                f"WITH RECURSIVE turns AS (SELECT {_SELECTED}, 0 AS depth FROM responses "
                 "WHERE tenant_id = ? AND id = ? AND expires_at > ? UNION ALL "
-                f"SELECT {', '.join(f'r.{column}' for column in _COLUMNS.split(', '))}, turns.depth + 1 "
+                f"SELECT {_OF_EARLIER}, turns.depth + 1 "
                 "FROM responses r JOIN turns ON r.id = turns.previous_id "
                 "WHERE r.tenant_id = ? AND r.expires_at > ? AND turns.depth < ?) "
                 f"SELECT {_COLUMNS} FROM turns ORDER BY depth DESC",
@@ -155,7 +176,7 @@ class ResponseBook:
             num_bytes = len(response.encode()) + (len(str(found[0][0]).encode()) if found else 0) + len(events or "")
             ended = execute(
                 "UPDATE responses SET status = ?, response = ?, num_bytes = ?, events = ?, owner = NULL, "
-                f"owner_until = NULL WHERE {where} RETURNING id",  # again: another process may have ended it meanwhile
+                f"owner_until = NULL, request = NULL WHERE {where} RETURNING id",  # again: another may have ended it
                 (status, response, num_bytes, events, *key),
             )
         return bool(ended)
@@ -171,6 +192,39 @@ class ResponseBook:
         """All that a tenant has; how many there were."""
         with self._database.writing() as execute:
             return len(execute("DELETE FROM responses WHERE tenant_id = ? RETURNING id", (tenant_id,)))
+
+    def claim(self, owner: str, lease_s: float, most: int) -> list[ClaimedResponse]:
+        """So many of those that others have left, the oldest first; now they are this owner's."""
+        now_s = self._clock()
+        left = (
+            f"{_IS_ACTIVE} AND owner IS NOT NULL AND owner_until <= ? AND request IS NOT NULL AND tries < {MAX_TRIES}"
+        )
+        with self._database.reading() as execute:  # most looks find nothing, and need no lock
+            found = execute(
+                f"SELECT tenant_id, id FROM responses WHERE {left} AND expires_at > ? ORDER BY created_at LIMIT ?",
+                (now_s, now_s, most),
+            )
+        if not found:
+            return []
+        with self._database.writing() as execute:
+            rows = [
+                row
+                for tenant_id, response_id in found
+                for row in execute(
+                    f"UPDATE responses SET owner = ?, owner_until = ?, tries = tries + 1 WHERE {left} "
+                    "AND tenant_id = ? AND id = ? RETURNING tenant_id, id, key_id, request",
+                    (owner, now_s + lease_s, now_s, tenant_id, response_id),
+                )
+            ]
+        return [ClaimedResponse(*(str(value or "") for value in row)) for row in rows]
+
+    def release(self, owner: str) -> None:
+        """The process ends in good order: another may go on at once, and that was no try."""
+        with self._database.writing() as execute:
+            execute(
+                f"UPDATE responses SET owner_until = ?, tries = tries - 1 WHERE owner = ? AND {_IS_ACTIVE}",
+                (self._clock(), owner),
+            )
 
     def renew(self, owner: str, lease_s: float) -> set[tuple[str, str]]:
         """Renews the lease of all that this process makes, and returns them, each with its tenant: whichever is not
@@ -203,7 +257,7 @@ def _make_room(execute: Execute, tenant_id: str, max_responses: int, max_bytes: 
 
 
 def _stored(row: Row | Sequence[object]) -> StoredResponse:
-    response_id, previous_id, status, created_at, input, response, is_background, owner_until, is_streamed = row
+    response_id, previous_id, status, created_at, input, response, is_background, owner_until, *flags = row
     return StoredResponse(
         str(response_id),
         None if previous_id is None else str(previous_id),
@@ -213,5 +267,5 @@ def _stored(row: Row | Sequence[object]) -> StoredResponse:
         str(response),
         bool(is_background),
         None if owner_until is None else float(owner_until),  # type: ignore[arg-type]
-        bool(is_streamed),
+        *map(bool, flags),
     )

@@ -32,7 +32,9 @@ from penstock.core.errors import (
 from penstock.observe.background import count_error
 from penstock.observe.redaction import redact
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
+from penstock.tenancy.batches import BatchBook
 from penstock.tenancy.database import Database, Execute, Row, Watch
+from penstock.tenancy.files import FileBook
 from penstock.tenancy.fleet import FleetBook
 from penstock.tenancy.keys import ApiKey, NewKey, TenantState, new_key
 from penstock.tenancy.lora import AdapterBook
@@ -68,6 +70,8 @@ class Store:
         self.replicas = ReplicaBook(database, clock)
         self.fleet = FleetBook(database, clock)
         self.responses = ResponseBook(database, clock)
+        self.files = FileBook(database, clock)
+        self.batches = BatchBook(database, clock)
         self.usage = UsageBook(database)
 
     # Tenants
@@ -103,12 +107,14 @@ class Store:
         return tenant
 
     def remove_tenant(self, tenant_id: str) -> None:
-        """The tenant, its keys and its responses. What it used stays on record, under its id."""
+        """The tenant, its keys, responses, files and batches. What it used stays on record, under its id."""
         with self._database.writing() as execute:
             self._changed(execute, tenant_id)
             _document(execute, tenant_id)
             execute("DELETE FROM tenants WHERE id = ?", (tenant_id,))
             execute("DELETE FROM responses WHERE tenant_id = ?", (tenant_id,))
+            self.batches.forget(execute, tenant_id)
+            self.files.forget(execute, tenant_id)
 
     # Keys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -36,6 +36,12 @@ class Usage(Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+class Recorder(Protocol):
+    """Who is told what requests have used, each part of it once."""
+
+    def record(self, usage: Usage) -> object: ...
 
 
 class UsageSum(Struct, frozen=True):
@@ -99,16 +105,8 @@ class UsageBook:
 
     def append(self, batch: Iterable[Usage], *, now_s: float) -> int:
         """Count each request that was not counted before; how many those were."""
-        usages = {usage.request_id: usage for usage in batch}
-        # Rows are locked in one order by everybody, or two gateways could wait for each other for ever.
-        ordered = [usages[request_id] for request_id in sorted(usages)]
         with self._database.writing() as execute:
-            new = [usage for chunk in _chunks(ordered) for usage in _not_seen(execute, chunk, now_s)]
-            by_hour = _sums_by_hour(new)
-            _add(execute, "usage_by_hour", _HOUR_KEYS, _HOUR_SUMS, by_hour)
-            by_period = {key: astuple(spent) for key, spent in _spent(by_hour).items()}
-            _add(execute, "spending", _PERIOD_KEYS, _PERIOD_SUMS, by_period)
-        return len(new)
+            return count_usages(execute, batch, now_s=now_s)
 
     def sums(
         self, tenant_id: str, *, since_s: float, until_s: float, by: Literal["hour", "day", "all"] = "day"
@@ -153,6 +151,19 @@ class UsageBook:
         """Let go of request ids that nobody reports again; the sums stay."""
         with self._database.writing() as execute:
             execute("DELETE FROM settled_requests WHERE settled_at < ?", (int(now_s - REMEMBER_S),))
+
+
+def count_usages(execute: Execute, batch: Iterable[Usage], *, now_s: float) -> int:
+    """As `UsageBook.append`, inside somebody's transaction."""
+    usages = {usage.request_id: usage for usage in batch}
+    # Rows are locked in one order by everybody, or two gateways could wait for each other for ever.
+    ordered = [usages[request_id] for request_id in sorted(usages)]
+    new = [usage for chunk in _chunks(ordered) for usage in _not_seen(execute, chunk, now_s)]
+    by_hour = _sums_by_hour(new)
+    _add(execute, "usage_by_hour", _HOUR_KEYS, _HOUR_SUMS, by_hour)
+    by_period = {key: astuple(spent) for key, spent in _spent(by_hour).items()}
+    _add(execute, "spending", _PERIOD_KEYS, _PERIOD_SUMS, by_period)
+    return len(new)
 
 
 _HOUR_KEYS = ("tenant_id", "hour", "model", "key_id")

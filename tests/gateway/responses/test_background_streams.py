@@ -12,13 +12,13 @@ import openai
 import pytest
 
 from penstock.gateway.responses.event_log import EventLog, LogReader, LogRoom, pack, unpack
-from penstock.gateway.responses.service import RENEW_EVERY_S
+from penstock.gateway.responses.service import LEASE_S, RENEW_EVERY_S
 from penstock.http.exchange import Exchange, NoChannel
 from penstock.http.message import Request
-from penstock.tenancy.responses import ResponseBook
+from penstock.tenancy.responses import MAX_TRIES, ResponseBook
 from penstock.tenancy.store import Store, open_store
 from tests.clocks import ManualClock
-from tests.gateway.responses.test_service import GREEDY, QUESTION, create, frozen, keeping
+from tests.gateway.responses.test_service import GREEDY, QUESTION, create, ended, frozen, keeping
 from tests.gateway.running import RunningGateway
 from tests.server.replica import Replica, serving
 from tests.waiting import eventually
@@ -170,7 +170,7 @@ def test_streams_that_cannot_be_are_refused_by_name(gateway: RunningGateway, que
     assert refused.value.param == param
 
 
-def test_an_orphans_stream_ends_with_its_failure(tmp_path: Path, replica_at_hand: Replica) -> None:
+def test_a_stream_over_which_its_makers_died_ends_with_its_failure(tmp_path: Path, replica_at_hand: Replica) -> None:
     now = [time.time()]
     with open_store(f"sqlite:///{tmp_path / 'penstock.db'}") as store:
         book = ResponseBook(store._database, lambda: now[0])
@@ -181,10 +181,36 @@ def test_an_orphans_stream_ends_with_its_failure(tmp_path: Path, replica_at_hand
                 service: Any = gateway.app.responses
                 for made in (service._active, service._logs):
                     gateway.call(made.clear)
-                now[0] += 3 * RENEW_EVERY_S + 1
+                now[0] += LEASE_S
+                for _ in range(1, MAX_TRIES):
+                    assert book.claim("another that died", 0.0, 1)
                 (failed,) = gateway.openai.responses.retrieve(seen[0].response.id, stream=True, starting_after=1)
             assert (failed.type, failed.sequence_number) == ("response.failed", 2)
             eventually(gateway.is_idle)
+
+
+def test_a_stream_that_another_gateway_makes_anew_ends_with_the_whole_of_it(
+    store: Store, replica_at_hand: Replica
+) -> None:
+    now, clock = [time.time()], ManualClock()
+    book = ResponseBook(store._database, lambda: now[0])
+    with (
+        serving() as stuck,
+        keeping(book, stuck, clock=clock) as first,
+        keeping(book, replica_at_hand) as second,
+        stuck.engine_paused(),
+    ):
+        stream: Any = first.openai.responses.create(**STREAM)
+        seen = [next(stream) for _ in range(2)]
+        now[0] += LEASE_S
+        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        assert ended(second.openai, seen[0].response.id).status == "incomplete"
+        (last,) = second.openai.responses.retrieve(seen[0].response.id, stream=True, starting_after=1)
+        assert (last.type, last.sequence_number) == ("response.incomplete", 2)
+        assert last.response.output_text == replica_at_hand.answer([QUESTION], 12)
+        first.advance(RENEW_EVERY_S)  # it hears that the response is no longer its
+        assert list(stream) == [], "its readers come back, and are told by the store"
+        eventually(first.is_idle)
 
 
 # -- the log

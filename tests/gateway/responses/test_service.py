@@ -15,7 +15,7 @@ import pytest
 from openai.types.responses import Response
 
 from penstock.gateway.app import Gateway
-from penstock.gateway.responses.service import RENEW_EVERY_S, ResponseService
+from penstock.gateway.responses.service import LEASE_S, RENEW_EVERY_S, ResponseService
 from penstock.gateway.responses.settings import ResponseSettings
 from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.store import Store, open_store
@@ -32,9 +32,9 @@ GREEDY: Any = {"model": NAME, "temperature": 0, "max_output_tokens": 12}
 def keeping(
     book: ResponseBook, *replicas: Replica, settings: ResponseSettings | None = None, **options: Any
 ) -> Iterator[RunningGateway]:
-    def make(*arguments: Any, clock: Any, **more: Any) -> Gateway:
-        kept = ResponseService(book, settings or ResponseSettings(), clock)
-        return Gateway(*arguments, clock=clock, responses=kept, **more)
+    def make(routes: Any, services: Any, *arguments: Any, clock: Any, **more: Any) -> Gateway:
+        kept = ResponseService(book, settings or ResponseSettings(), clock, services.ledger)
+        return Gateway(routes, services, *arguments, clock=clock, responses=kept, **more)
 
     with running_gateway(*replicas, make=make, **options) as gateway:
         yield gateway
@@ -302,15 +302,42 @@ def test_an_orphan_of_a_process_that_died_is_told_to_have_failed(store: Store, r
             assert (found.status, found.error and found.error.code) == ("failed", "server_error")
 
 
-def test_a_gateway_that_stops_lets_its_background_responses_fail(store: Store) -> None:
-    with serving(step_s=0.01) as slow:
-        with keeping(frozen(store), slow) as gateway:
-            queued = create(gateway.openai, background=True, max_output_tokens=1500, extra_body={"ignore_eos": True})
-            eventually(lambda: not slow.is_idle())
-        found = store.responses.find("anonymous", queued.id)
-        assert found is not None
-        assert (found.status, "was stopped" in found.response) == ("failed", True)
-        eventually(slow.is_idle)
+def test_a_gateway_that_stops_leaves_its_background_responses_to_another(
+    store: Store, replica_at_hand: Replica
+) -> None:
+    with serving() as stuck, stuck.engine_paused(), keeping(frozen(store), stuck) as first:
+        queued = create(first.openai, background=True)
+        eventually(lambda: not first.is_idle())
+    assert first.ledger.usages == []  # whoever makes it charges for it
+    with keeping(frozen(store), replica_at_hand) as second:
+        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        found = ended(second.openai, queued.id)
+        eventually(second.is_idle)
+    assert (found.status, found.output_text) == ("incomplete", replica_at_hand.answer([QUESTION], 12))
+    assert [usage.request_id for usage in second.ledger.usages] == [queued.id]
+
+
+def test_a_response_whose_gateway_stands_still_is_made_and_charged_by_another(
+    store: Store, replica_at_hand: Replica
+) -> None:
+    now, clock = [time.time()], ManualClock()
+    book = ResponseBook(store._database, lambda: now[0])
+    with (
+        serving() as stuck,
+        keeping(book, stuck, clock=clock) as first,
+        keeping(book, replica_at_hand) as second,
+        stuck.engine_paused(),
+    ):
+        queued = create(first.openai, background=True)
+        eventually(lambda: not first.is_idle())
+        now[0] += LEASE_S
+        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        assert ended(second.openai, queued.id).output_text == replica_at_hand.answer([QUESTION], 12)
+        first.advance(RENEW_EVERY_S)  # it hears that the response is no longer its
+        eventually(first.is_idle)
+    bills = [*first.ledger.usages, *second.ledger.usages]
+    assert {usage.request_id for usage in bills} == {queued.id}  # the store counts each name once
+    assert second.ledger.usages[0].output_tokens == 12
 
 
 def test_nobody_has_all_the_room_for_background_responses(store: Store) -> None:

@@ -48,6 +48,8 @@ class _Pool:
         self.prompt += facts.input_tokens
         self.cached += facts.cached_tokens
         self.output += facts.output_tokens
+        if facts.is_batch:  # it waits for what others leave, however long that takes
+            return
         in_engine_s = server_timing.decode(facts.parts).get("queue", 0.0) if facts.parts else 0.0
         self.wait.add(now, facts.queue_s + in_engine_s)
         tpot_s = None

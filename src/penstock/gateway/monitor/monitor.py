@@ -107,6 +107,8 @@ class Monitor(Subscriber):
         name = self._reader.names.get(facts.replica, "")
         if facts.fingerprint:
             self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._clock.now())
+        if facts.is_batch:
+            return
         self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:

@@ -12,6 +12,7 @@ from penstock.gateway.tokens.request_size import Size
 from penstock.http.exchange import Exchange
 from penstock.router.routes import Route
 from penstock.tenancy.keys import Caller
+from penstock.tenancy.usage import Recorder
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Arrival:
     caller: Caller
     access: TenantAccess
     entry: RateLimitReservation | None = None  # what it pays before it is read, if it is large
+    ledger: Recorder | None = None  # who is told its usage in place of the gateway's ledger, if anybody is
 
 
 class RoutedRequest:
@@ -37,6 +39,7 @@ class RoutedRequest:
         "exchange",
         "expected_output",
         "id",
+        "ledger",
         "random01",
         "route",
         "ruling",
@@ -57,6 +60,7 @@ class RoutedRequest:
         expected_output: int | None = None,
         ruling: Ruling | None = None,
         entry: RateLimitReservation | None = None,
+        ledger: Recorder | None = None,
     ) -> None:
         self.id = id
         self.exchange = exchange
@@ -70,6 +74,7 @@ class RoutedRequest:
         self.expected_output = expected_output  # tokens of one answer, if the client has said so
         self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
+        self.ledger = ledger  # who is told its usage in place of the gateway's ledger, if anybody is
 
     def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
         """The same request, on the route that rules chose for it."""
@@ -85,7 +90,13 @@ class RoutedRequest:
             self.expected_output,
             ruling,
             self.entry,
+            self.ledger,
         )
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.caller.is_batch
 
     @property
     def asked_for(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.limits.quota import Quota, Rate
-from penstock.tenancy.tenants import Tenant
+from penstock.tenancy.tenants import PriorityClass, Tenant
 
 _MOST = 10_000
 
@@ -21,14 +21,15 @@ class TenantAccess:
 class TenantAccesses:
     def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
-        self._known: dict[str, TenantAccess] = {}
+        self._known: dict[tuple[str, PriorityClass], TenantAccess] = {}  # rows of batches are of another class
 
     def of(self, tenant: Tenant) -> TenantAccess:
-        found = self._known.get(tenant.id)
+        key = tenant.id, tenant.priority
+        found = self._known.get(key)
         if found is None or found.tenant is not tenant:  # a tenant that changes is another object
             if len(self._known) >= _MOST:
                 self._known.clear()
-            found = self._known[tenant.id] = TenantAccess(tenant, self._routes)
+            found = self._known[key] = TenantAccess(tenant, self._routes)
         return found
 
 

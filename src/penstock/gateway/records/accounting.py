@@ -11,7 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import RoutedRequest
-from penstock.gateway.records.charge import Recorder, RequestCharge
+from penstock.gateway.records.charge import RequestCharge
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.facts import Ending
 from penstock.gateway.records.recorder import GatewayRecorder
@@ -22,6 +22,7 @@ from penstock.router.learning import OutputLengths
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.tenancy.prices import Price
+from penstock.tenancy.usage import Recorder
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from penstock.api.relay import StreamRecord
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.http.clock import Timer, TimerClock
 from penstock.tenancy.prices import FREE, NANOS, Price
-from penstock.tenancy.usage import Usage
+from penstock.tenancy.usage import Recorder, Usage
 
 _EVERY_S = 0.9
 _NOTHING = TokenUsage(0, 0)
@@ -20,15 +19,11 @@ _NOTHING = TokenUsage(0, 0)
 Charged = Callable[[int], None]
 
 
-class Recorder(Protocol):
-    def record(self, usage: Usage) -> object: ...
-
-
 class RequestCharge:
     __slots__ = ("_charged", "_clock", "_ledger", "_num_parts", "_prices", "_routed", "_timer")
 
     def __init__(self, ledger: Recorder, prices: Mapping[str, Price], routed: RoutedRequest, clock: TimerClock) -> None:
-        self._ledger = ledger
+        self._ledger = routed.ledger or ledger
         self._prices = prices
         self._routed = routed
         self._clock = clock
@@ -53,8 +48,12 @@ class RequestCharge:
 
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
-        price = self._prices.get(model, FREE)
+        price = self._price(model)
         return self._charged.nanos(price) / NANOS if price != FREE else None
+
+    def _price(self, model: str) -> Price:
+        price = self._prices.get(model, FREE)
+        return price if price is FREE or not self._routed.is_batch else price.of_batches
 
     def _look(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str) -> None:
         self.follow(record, model, charged, adapter)
@@ -71,7 +70,7 @@ class RequestCharge:
     def _charge(self, model: str, usage: TokenUsage, id: str, adapter: str, requests: int) -> None:
         before, self._charged = self._charged, usage
         caller = self._routed.caller
-        price = self._prices.get(model, FREE)
+        price = self._price(model)
         input_tokens, output_tokens, cached_tokens, work = usage
         cost = usage.nanos(price) if price is not FREE else 0
         if before is not _NOTHING:

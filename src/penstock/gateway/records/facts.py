@@ -43,6 +43,7 @@ class RequestFacts(NamedTuple):
     device_s: float | None = None  # what it took, as its replica measured it; None: it did not say
     kv_block_s: float | None = None
     fingerprint: str = ""  # of a request that was put into quarantine
+    is_batch: bool = False  # a row of a batch: nobody waits for it, and no objective is for it
 
 
 def ending_of(error: PenstockError) -> tuple[Ending, str]:

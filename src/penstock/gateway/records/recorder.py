@@ -27,8 +27,9 @@ from penstock.gateway.records.version_comparison import Comparison
 from penstock.health.breaker import BreakerState
 from penstock.observe import background
 from penstock.observe import gateway_catalog as catalog
+from penstock.observe.catalog import Metric
 from penstock.observe.redaction import redact
-from penstock.observe.registry import Counter, Histogram, Registry
+from penstock.observe.registry import Counter, Histogram, Labels, Registry
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Choice
 from penstock.tenancy.replicas import RESTING
@@ -82,6 +83,7 @@ class GatewayRecorder:
         self._decisions = decisions
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
+        self.batch_counts: Callable[[], Mapping[Metric, Mapping[Labels, float]]] = dict  # as their runner counts them
         self.listeners: list[Listener] = []
         self.put_aside: deque[RequestFacts] | None = None  # for whoever reads many at once; None: nobody does
         self._registry = Registry(catalog.GATEWAY_CATALOG)
@@ -268,6 +270,8 @@ class GatewayRecorder:
         if self._decisions is not None:
             self._registry.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
         self._registry.count(catalog.TRACES_LOST).value = self.traces.num_lost
+        for metric, values in self.batch_counts().items():
+            replace(metric, values)
         replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
         replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})
         replace(catalog.BACKGROUND_DEAD, {(work,): 1 for work in background.dead()})
@@ -282,11 +286,12 @@ class GatewayRecorder:
         if model is None:
             model = self._models[facts.model] = self._open(facts.model)
         assert facts.queue_s is not None
-        model.queue.observe(facts.queue_s)
-        if facts.ttft_s is not None:
-            model.ttft.observe(facts.ttft_s)
-        if facts.ending is Ending.OK and facts.total_s is not None:
-            model.total.observe(facts.total_s)
+        if not facts.is_batch:
+            model.queue.observe(facts.queue_s)
+            if facts.ttft_s is not None:
+                model.ttft.observe(facts.ttft_s)
+            if facts.ending is Ending.OK and facts.total_s is not None:
+                model.total.observe(facts.total_s)
         if facts.input_tokens or facts.output_tokens:
             model.used.add(facts)
             model.kv_blocks.value += facts.kv_block_s or 0.0

@@ -80,4 +80,5 @@ class RequestTimeline:
             work.device_s if work is not None else None,
             work.kv_block_s if work is not None else None,
             self._fingerprint,
+            routed.is_batch,
         )

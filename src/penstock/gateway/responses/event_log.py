@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.api import sse
 from penstock.api.responses.objects import Object, encode
+from penstock.gateway.records.whole_bill import WholeBill
 from penstock.gateway.responses.exchange import BackgroundExchange, response_in
 from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Exchange
@@ -45,6 +46,9 @@ class LogRoom:
 class Reader(Protocol):
     def tell(self) -> None:
         """The log has more, or has ended."""
+
+    def leave(self) -> None:
+        """The log will have no end."""
 
 
 class EventLog:
@@ -108,6 +112,14 @@ class EventLog:
         self._tell()
         self._readers.clear()
 
+    def give_up(self) -> None:
+        """Another process makes the response anew: its end is in the store, for readers that come back."""
+        readers, self._readers = self._readers, []
+        self.is_cut, self.frames = True, []
+        self._release()
+        for reader in readers:
+            reader.leave()
+
     def join(self, reader: Reader) -> None:
         self._readers.append(reader)
 
@@ -135,9 +147,10 @@ class LoggedExchange(BackgroundExchange):
         request: Request,
         key: tuple[str, str],
         ended: Callable[[BackgroundExchange, int, bytes], None],
+        bill: WholeBill | None,
         log: EventLog,
     ) -> None:
-        super().__init__(request, key, ended)
+        super().__init__(request, key, ended, bill)
         self.log = log
         self._has_events = False
         self._rest = b""
@@ -206,6 +219,9 @@ class LogReader:
             if not frames and not is_last:
                 return
             exchange.write(b"".join(frames), is_last)
+
+    def leave(self) -> None:
+        self._exchange.write(b"", is_last=True)
 
     def pause(self) -> None:
         self._is_paused = True

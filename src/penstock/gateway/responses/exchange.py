@@ -14,6 +14,7 @@ import msgspec
 from penstock.api import sse
 from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.stored import read_response
+from penstock.gateway.records.whole_bill import WholeBill
 from penstock.http.exchange import Exchange, NoChannel, Watcher
 from penstock.http.message import Request
 
@@ -164,14 +165,20 @@ class ResponseExchange(Exchange):
 class BackgroundExchange(Exchange):
     """An exchange without a client: whoever asked has an answer already, and the whole of this one is for the store."""
 
-    __slots__ = ("_ended", "_is_over", "_parts", "_status", "key")
+    __slots__ = ("_ended", "_is_over", "_parts", "_status", "bill", "key")
 
     def __init__(
-        self, request: Request, key: tuple[str, str], ended: Callable[[BackgroundExchange, int, bytes], None]
+        self,
+        request: Request,
+        key: tuple[str, str],
+        ended: Callable[[BackgroundExchange, int, bytes], None],
+        bill: WholeBill | None = None,
     ) -> None:
-        """`key`: tenant and response; `ended`: told status and body of the answer, once, unless it is cancelled."""
+        """`key`: tenant and response; `ended`: told status and body of the answer, once, unless it is cancelled;
+        `bill`: who is told its usage, if not the ledger."""
         super().__init__(NoChannel(), request, False, False)
         self.key = key
+        self.bill = bill
         self._ended = ended
         self._is_over = False
         self._status = 0

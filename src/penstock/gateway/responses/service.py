@@ -1,8 +1,8 @@
 """The service that keeps responses: it opens a request that asks for state, keeps its answer, and shows what is kept.
 
 The store blocks, so it is asked in threads; all else is called in the event loop. A response in the background is made
-by the process that took it, which renews a lease in the store for as long as it lives. Should it die, whoever asks for
-the response next finds the lease expired, and the response failed: nobody takes it over.
+by the process that took it, which renews a lease in the store for as long as it lives. Should that die, or be stopped,
+another finds the lease expired, and makes the response from its beginning: it is told, and charged, once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -45,6 +45,8 @@ from penstock.core.errors import (
     UnsupportedParameter,
 )
 from penstock.gateway.proxy.body_reader import LONG_BYTES
+from penstock.gateway.proxy.request_view import RESPONSES
+from penstock.gateway.records.whole_bill import WholeBill
 from penstock.gateway.responses.event_log import EventLog, LoggedExchange, LogReader, LogRoom, Look, StoreReader
 from penstock.gateway.responses.exchange import BackgroundExchange, ResponseExchange
 from penstock.gateway.responses.settings import ResponseSettings
@@ -52,11 +54,14 @@ from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Exchange
 from penstock.http.message import Request
 from penstock.observe.background import count_error
-from penstock.tenancy.responses import ResponseBook, StoredResponse
+from penstock.tenancy.keys import Caller
+from penstock.tenancy.responses import ClaimedResponse, ResponseBook, StoredResponse
+from penstock.tenancy.usage import Recorder
 
 PREFIX = b"/v1/responses/"
 LEASE_S = 30.0
 RENEW_EVERY_S = 10.0
+_FIRST_LOOK_S = 2.0
 _THREADS = 2
 _MAX_PENDING = 512  # calls of the store
 _FINISHED = ("completed", "incomplete")
@@ -72,6 +77,13 @@ class _Resolved(NamedTuple):
     items: str  # the request's own input
 
 
+class Resume(Protocol):
+    """The way of a response into the gateway that no client waits for."""
+
+    def __call__(self, exchange: BackgroundExchange, key_id: str) -> bool:
+        """False: its tenant is gone, or not active."""
+
+
 class _Queued(NamedTuple):
     body: bytes
     key: tuple[str, str]  # tenant and response
@@ -79,7 +91,10 @@ class _Queued(NamedTuple):
 
 
 class ResponseService:
-    def __init__(self, book: ResponseBook, settings: ResponseSettings, clock: TimerClock) -> None:
+    def __init__(
+        self, book: ResponseBook, settings: ResponseSettings, clock: TimerClock, ledger: Recorder | None = None
+    ) -> None:
+        """`ledger`: of responses in the background; None: they are charged as others are, also twice."""
         self._book = book
         self._settings = settings
         self._clock = clock
@@ -91,31 +106,42 @@ class ResponseService:
         self._room = LogRoom(settings.max_event_bytes)
         self._unsaved: list[Callable[[], object]] = []  # ends of responses that the store has not taken yet
         self._timer: Timer | None = None
+        self._ledger = ledger
+        self._resume: Resume | None = None
+        self._is_ready: Callable[[], bool] = bool
+        self._looking: Timer | None = None
+
+    def start(self, resume: Resume, is_ready: Callable[[], bool]) -> None:
+        """From now on what others leave is taken over, while there is somebody to make it."""
+        self._resume, self._is_ready = resume, is_ready
+        if self.is_keeping:
+            self._looking = self._clock.call_later(_FIRST_LOOK_S, self._take_over)
 
     @property
     def is_keeping(self) -> bool:
         return self._settings.keep_s > 0
 
     def close(self) -> None:
-        """Responses that are being made in the background fail. Blocks."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Responses that are being made in the background are left to others. Blocks."""
+        for timer in (self._timer, self._looking):
+            if timer is not None:
+                timer.cancel()
         for exchange in list(self._active.values()):
-            exchange.cancel()
-            told = {"code": "server_error", "message": "the gateway that made this response was stopped"}
-            self._threads.submit(self._fail, exchange.key, told)
+            self._leave(exchange)
         self._active.clear()
+        self._threads.submit(self._book.release, self._owner)
         self._threads.shutdown(wait=True)
 
     # -- requests
 
-    def open(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
+    def open(self, client: Exchange, caller: Caller, asked: StateAsked, opened: Opened) -> None:
         """`opened` is told the exchange to go on with, now or later, or what is wrong. Raises what is wrong at once."""
+        tenant_id = caller.tenant.id
         if not self.is_keeping:
             if (name := asked.needs_store) is not None:
                 raise UnsupportedParameter(f"{name}: this gateway keeps no responses (responses.keep_s)", param=name)
         elif asked.background:
-            self._open_background(client, tenant_id, asked, opened)
+            self._open_background(client, caller, asked, opened)
             return
         body = client.request.body
         if not self.is_keeping or not (asked.is_stored or asked.previous_response_id):
@@ -189,7 +215,8 @@ class ResponseService:
 
     # -- in the background
 
-    def _open_background(self, client: Exchange, tenant_id: str, asked: StateAsked, opened: Opened) -> None:
+    def _open_background(self, client: Exchange, caller: Caller, asked: StateAsked, opened: Opened) -> None:
+        tenant_id = caller.tenant.id
         if not asked.is_stored:
             raise InvalidRequest("background can only be used when `store` is true", param="store")
         own = sum(tenant_id == tenant for tenant, _ in self._active)
@@ -203,20 +230,63 @@ class ResponseService:
                 return
             asked_for = client.request
             request = Request(asked_for.method, asked_for.target, asked_for.headers, found.body)
-            exchange = BackgroundExchange(request, found.key, self._background_ended)
+            log = None
             if asked.stream:
                 log = self._logs[found.key] = EventLog(msgspec.json.decode(found.response), self._room)
-                exchange = LoggedExchange(request, found.key, self._background_ended, log)
                 LogReader(client, b"", log, after=-1)
             else:
                 client.respond(200, b"content-type: application/json\r\n", found.response)
-            self._active[found.key] = exchange
-            self._renew_later()
+            exchange = self._background(request, found.key, log)
             opened(exchange, None)
 
-        self._run(partial(self._queue, tenant_id, client.request.body, asked), queued)
+        self._run(partial(self._queue, caller, client.request.body, asked), queued)
 
-    def _queue(self, tenant_id: str, body: bytes, asked: StateAsked) -> _Queued:
+    def _background(self, request: Request, key: tuple[str, str], log: EventLog | None = None) -> BackgroundExchange:
+        bill = WholeBill(self._ledger, key[1]) if self._ledger is not None else None
+        if log is not None:
+            exchange: BackgroundExchange = LoggedExchange(request, key, self._background_ended, bill, log)
+        else:
+            exchange = BackgroundExchange(request, key, self._background_ended, bill)
+        self._active[key] = exchange
+        self._renew_later()
+        return exchange
+
+    def _leave(self, exchange: BackgroundExchange) -> None:
+        """To another process, which makes it from its beginning."""
+        if exchange.bill is not None:
+            exchange.bill.void()
+        exchange.cancel()
+        if (log := self._logs.pop(exchange.key, None)) is not None:
+            log.give_up()
+
+    def _take_over(self) -> None:
+        """Claims responses that other processes have left."""
+        self._looking = self._clock.call_later(RENEW_EVERY_S, self._take_over)
+        room = self._settings.max_background // 2 - len(self._active)
+        if room > 0 and self._is_ready():
+            self._run(partial(self._book.claim, self._owner, LEASE_S, room), self._claimed, is_needed=True)
+
+    def _claimed(self, found: list[ClaimedResponse] | None, error: PenstockError | None) -> None:
+        if found is None:
+            log.warning("responses that others have left cannot be looked for: %s", error)
+            return
+        for one in found:
+            log.warning("response %s is made here: the gateway that made it is gone", one.id)
+            body = without_stream(one.request.encode())  # its events would be others than its readers have
+            request = Request(b"POST", RESPONSES, {b"content-type": b"application/json"}, body)
+            exchange = self._background(request, (one.tenant_id, one.id))
+            if self._resume is None or not self._resume(exchange, one.key_id):
+                self._active.pop(exchange.key, None)
+                self._save(
+                    partial(
+                        self._fail,
+                        exchange.key,
+                        {"code": "server_error", "message": "its tenant is gone, or not active"},
+                    )
+                )
+
+    def _queue(self, caller: Caller, body: bytes, asked: StateAsked) -> _Queued:
+        tenant_id = caller.tenant.id
         parse_responses(body)  # what is wrong with it is told now, not to whoever fetches the answer
         found = self._resolve(tenant_id, body, asked)
         body = found.body if asked.stream else without_stream(found.body)
@@ -233,6 +303,8 @@ class ResponseService:
             owner=self._owner,
             lease_s=LEASE_S,
             is_streamed=bool(asked.stream),
+            request=body.decode(),
+            key_id=caller.key_id,
         )
         return _Queued(body, (tenant_id, head.response_id), patched(begun, status="queued"))
 
@@ -253,30 +325,35 @@ class ResponseService:
         self._save(work)
 
     def _stream_ended(self, exchange: LoggedExchange, ended: Object | None, status: int, body: bytes) -> None:
-        """The end of a stream is told to its readers when the store has it, or has failed to take it once."""
+        """The end of a stream is told to its readers when the store has it, or has failed to take it once; not if
+        somebody else has ended the response, or makes it now."""
         (tenant_id, response_id), log = exchange.key, exchange.log
         if ended is None:
             ended = log.begun | {"status": "failed", "error": _error_in(status, body)}
         last = ended | {"id": response_id}
 
-        def end() -> object:
+        def end() -> bool:
             data, said = encode(last).decode(), str(last.get("status"))
             return self._book.end(
                 tenant_id, response_id, status=said, response=data, owner=self._owner, events=log.packed(last)
             )
 
-        def told(is_kept: bool) -> None:
-            if is_kept:
+        def told(is_ours: bool | None) -> None:
+            if is_ours is not None:
                 self._logs.pop(exchange.key, None)
-            log.finish(last)
+            if is_ours is False:
+                log.give_up()
+            else:
+                log.finish(last)
 
         self._save(end, told)
 
-    def _save(self, work: Callable[[], object], told: Callable[[bool], None] = lambda is_kept: None) -> None:
-        """The end of a response, again and again until the store takes it. `told`: whether it has, each time."""
+    def _save(self, work: Callable[[], T], told: Callable[[T | None], None] = lambda _: None) -> None:
+        """The end of a response, again and again until the store takes it. `told`: what the store says, each time;
+        None: it does not answer."""
 
-        def done(_: object, error: PenstockError | None) -> None:
-            told(error is None)
+        def done(found: T | None, error: PenstockError | None) -> None:
+            told(found if error is None else None)
             if error is not None:
                 count_error("store of responses", error)
                 log.warning("a response made in the background is not in the store yet: %s", error.message)
@@ -307,10 +384,19 @@ class ResponseService:
                 log.warning("the lease of responses in the background was not renewed: %s", error)
                 return
             for key in before:
-                if key not in found:
-                    self._cancel(key)
+                if key not in found and key in self._active:
+                    self._run(partial(self._book.find, *key), partial(self._not_ours, key), is_needed=True)
 
         self._run(partial(self._book.renew, self._owner, LEASE_S), renewed, is_needed=True)
+
+    def _not_ours(self, key: tuple[str, str], found: StoredResponse | None, error: PenstockError | None) -> None:
+        """It was cancelled or deleted; or another process makes it, since this one stood still for too long."""
+        if key not in self._active:
+            return
+        if error is None and (found is None or not found.is_active):
+            self._cancel(key)
+        else:
+            self._leave(self._active.pop(key))
 
     def _renew_later(self) -> None:
         if self._timer is None:

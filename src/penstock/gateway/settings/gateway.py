@@ -30,6 +30,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.settings import Role, TelemetrySettings, setting
 from penstock.core.slo import Seconds, Slo
 from penstock.dialects.handover import BOOTSTRAP_PORT
+from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
 from penstock.gateway.proxy.cache_salt import KEY_BYTES, CacheSalts, key_in
 from penstock.gateway.proxy.stranded import WAIT_S
@@ -199,6 +200,7 @@ class GatewaySettings:
     kubernetes: ClusterSettings = field(default_factory=ClusterSettings)
     responses: ResponseSettings = field(default_factory=ResponseSettings)
     websocket: WebSocketSettings = field(default_factory=WebSocketSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)

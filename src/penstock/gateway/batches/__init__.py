@@ -1,0 +1,1 @@
+"""Batches: files of requests that are run on what interactive work leaves free, and whose results are files again."""
