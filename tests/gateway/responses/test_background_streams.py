@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.gateway.responses.background import LEASE_S, RENEW_EVERY_S
 from penstock.gateway.responses.event_log import EventLog, LogReader, LogRoom, pack, unpack
-from penstock.gateway.responses.service import LEASE_S, RENEW_EVERY_S
 from penstock.http.exchange import Exchange, NoChannel
 from penstock.http.message import Request
 from penstock.tenancy.responses import MAX_TRIES, ResponseBook
@@ -178,7 +178,7 @@ def test_a_stream_over_which_its_makers_died_ends_with_its_failure(tmp_path: Pat
             with replica_at_hand.engine_paused():
                 stream: Any = gateway.openai.responses.create(**STREAM)
                 seen = [next(stream) for _ in range(2)]
-                service: Any = gateway.app.responses
+                service: Any = gateway.app.responses._background  # type: ignore[union-attr]
                 for made in (service._active, service._logs):
                     gateway.call(made.clear)
                 now[0] += LEASE_S
@@ -203,7 +203,7 @@ def test_a_stream_that_another_gateway_makes_anew_ends_with_the_whole_of_it(
         stream: Any = first.openai.responses.create(**STREAM)
         seen = [next(stream) for _ in range(2)]
         now[0] += LEASE_S
-        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        second.call(second.app.responses._background._take_over)  # type: ignore[union-attr]
         assert ended(second.openai, seen[0].response.id).status == "incomplete"
         (last,) = second.openai.responses.retrieve(seen[0].response.id, stream=True, starting_after=1)
         assert (last.type, last.sequence_number) == ("response.incomplete", 2)

@@ -15,7 +15,8 @@ import pytest
 from openai.types.responses import Response
 
 from penstock.gateway.app import Gateway
-from penstock.gateway.responses.service import LEASE_S, RENEW_EVERY_S, ResponseService
+from penstock.gateway.responses.background import LEASE_S, RENEW_EVERY_S
+from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.responses.settings import ResponseSettings
 from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.store import Store, open_store
@@ -310,7 +311,7 @@ def test_a_gateway_that_stops_leaves_its_background_responses_to_another(
         eventually(lambda: not first.is_idle())
     assert first.ledger.usages == []  # whoever makes it charges for it
     with keeping(frozen(store), replica_at_hand) as second:
-        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        second.call(second.app.responses._background._take_over)  # type: ignore[union-attr]
         found = ended(second.openai, queued.id)
         eventually(second.is_idle)
     assert (found.status, found.output_text) == ("incomplete", replica_at_hand.answer([QUESTION], 12))
@@ -331,7 +332,7 @@ def test_a_response_whose_gateway_stands_still_is_made_and_charged_by_another(
         queued = create(first.openai, background=True)
         eventually(lambda: not first.is_idle())
         now[0] += LEASE_S
-        second.call(second.app.responses._take_over)  # type: ignore[union-attr]
+        second.call(second.app.responses._background._take_over)  # type: ignore[union-attr]
         assert ended(second.openai, queued.id).output_text == replica_at_hand.answer([QUESTION], 12)
         first.advance(RENEW_EVERY_S)  # it hears that the response is no longer its
         eventually(first.is_idle)
@@ -363,7 +364,7 @@ def test_an_end_that_the_store_did_not_take_is_told_to_it_again(tmp_path: Path, 
             with opened._database.writing() as execute:
                 execute("ALTER TABLE responses RENAME TO hidden")
         eventually(gateway.is_idle)
-        eventually(lambda: gateway.app.responses._unsaved)  # type: ignore[union-attr]
+        eventually(lambda: gateway.app.responses._background._unsaved)  # type: ignore[union-attr]
         with opened._database.writing() as execute:
             execute("ALTER TABLE hidden RENAME TO responses")
         assert gateway.openai.responses.retrieve(queued.id).status == "in_progress"
