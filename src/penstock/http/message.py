@@ -69,6 +69,12 @@ def render(headers: Headers) -> bytes:
     return b"".join(b"%b: %b\r\n" % pair for pair in headers)
 
 
+def by_name(lines: bytes) -> dict[bytes, bytes]:
+    """Header lines as `render` makes them, by lower-case name."""
+    pairs = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
+    return {name.lower(): value for name, _, value in pairs}
+
+
 def render_error(error: PenstockError, target: bytes = b"") -> tuple[int, bytes, bytes]:
     """Status, header lines and body of the answer to a request for `target` that cannot be served."""
     form, request_id = convention_at(target), uuid.uuid4().hex

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.api import relay
 from penstock.core.errors import EngineFailed, InvalidRequest
 from penstock.http.exchange import NOBODY, Exchange, NoChannel
-from penstock.http.message import Request
+from penstock.http.message import Request, by_name
 from penstock.http.server import App
 
 _FULL_BYTES = 64 << 10
@@ -79,7 +79,7 @@ class InnerExchange(Exchange):
             return
         assert not self.is_started, "an exchange is answered once"
         self.is_started = True
-        self._head = Head(status, _header_table(headers))
+        self._head = Head(status, by_name(headers))
         self.write(data, is_last)
 
     def write(self, data: bytes, is_last: bool = False) -> None:
@@ -151,9 +151,3 @@ async def ask(app: App, caller: Caller, method: bytes, target: bytes) -> Answer:
         return await exchange.whole()
     finally:
         exchange.lost()
-
-
-def _header_table(lines: bytes) -> dict[bytes, bytes]:
-    """Header lines as `message.render` makes them."""
-    pairs = (line.partition(b": ") for line in lines.split(b"\r\n") if line)
-    return {name.lower(): value for name, _, value in pairs}

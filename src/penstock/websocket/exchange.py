@@ -10,7 +10,7 @@ import re
 from typing import Protocol
 
 from penstock.http.exchange import Exchange, NoChannel, Watcher
-from penstock.http.message import Request
+from penstock.http.message import Request, by_name
 
 Headers = dict[str, str]  # by lower-case name
 
@@ -71,7 +71,7 @@ class SocketExchange(Exchange):
             return
         assert not self.is_started, "an exchange is answered once"
         self.is_started = True
-        found = _parsed(headers)
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in by_name(headers).items()}
         self._has_events = status == 200 and found.get("content-type", "").startswith(_EVENTS)
         told = {name: value for name, value in found.items() if name not in _FRAMING}
         if self._has_events:
@@ -150,8 +150,3 @@ class SocketExchange(Exchange):
                     lines.append(value)
             if lines:
                 answer.event(name, b"\n".join(lines))
-
-
-def _parsed(lines: bytes) -> Headers:
-    pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
-    return {name.lower(): value for name, _, value in pairs}

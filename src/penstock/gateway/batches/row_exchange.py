@@ -10,12 +10,11 @@ from penstock.gateway.records.whole_bill import whole
 from penstock.gateway.responses.exchange import BackgroundExchange
 from penstock.http import clock as clocks
 from penstock.http.clock import TimerClock
-from penstock.http.message import Request
+from penstock.http.message import Request, by_name
 from penstock.tenancy.usage import Usage
 
 _JSON = {b"content-type": b"application/json"}
 _CLOSING_S = 30.0
-_RETRY_AFTER = b"retry-after:"
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class RowExchange(BackgroundExchange):
     def start(
         self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
     ) -> None:
-        found = next((line for line in headers.lower().split(b"\r\n") if line.startswith(_RETRY_AFTER)), b"")
-        said = found.removeprefix(_RETRY_AFTER).strip()
+        said = by_name(headers).get(b"retry-after", b"")
         self.retry_after_s = float(said) if said.isdigit() and len(said) < 7 else 0.0
         super().start(status, headers, length=length, data=data, is_last=is_last)
