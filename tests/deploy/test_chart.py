@@ -176,6 +176,16 @@ def test_replicas_are_reached_from_gateways_the_controller_and_prometheus_alone(
     assert [port["port"] for rule in gateway for port in rule["ports"]] == [8000]  # the admin port is for nobody
 
 
+def test_a_port_for_grpc_is_reached_as_that_of_http_is() -> None:
+    (container,) = pods("public")["llm-gateway"]["spec"]["containers"]
+    assert {"name": "grpc", "containerPort": 9000} in container["ports"]
+    service = of_kind("public", "Service")["llm"]["spec"]["ports"]
+    assert service[1:] == [{"name": "grpc", "port": 9000, "targetPort": "grpc"}]
+    rule = of_kind("public", "NetworkPolicy")["llm-gateway"]["spec"]["ingress"][0]
+    assert [port["port"] for port in rule["ports"]] == [8000, 9000]
+    assert len(of_kind("default", "Service")["penstock"]["spec"]["ports"]) == 1
+
+
 def test_replicas_over_several_nodes_may_be_made_and_their_nodes_may_meet() -> None:
     (groups,) = (
         one for one in of_kind("nodes", "Role")["penstock-fleet"]["rules"] if "x-k8s.io" in one["apiGroups"][0]
@@ -246,6 +256,7 @@ def test_alerts_and_dashboard_are_penstocks() -> None:
         ),
         (["endpointPicker.config.endpoint_picker.prot=1"], "Additional property prot is not allowed"),
         (["gatway.replicas=3"], "Additional property gatway is not allowed"),
+        (["gateway.config.grpc_port=8001"], "take another one"),
         (["gateway.config.prot=80"], "Additional property prot is not allowed"),
         (["gateway.config.models.a.replica=80"], "Additional property replica is not allowed"),
         (["fleet.config.pools.a.min=1"], "Additional property pools is not allowed"),
