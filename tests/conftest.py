@@ -8,12 +8,14 @@ import pytest
 
 from tests.collecting import check, is_left_out
 from tests.examples import use_no_constants, use_profiles
+from tests.home import use_a_home_of_its_own
 from tests.reporting import Reporter
 
 # Tiny shapes gain nothing from a second torch thread, and on a busy machine every operation would wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 use_profiles()
+use_a_home_of_its_own()
 
 
 def pytest_configure(config: pytest.Config) -> None:

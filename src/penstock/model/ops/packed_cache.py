@@ -71,7 +71,8 @@ class PackedCache:
         self._min_bytes = min_bytes
         self._ops = ops
         code = code_identity("hub", "model", "quant")
-        self._key = f"{key}\n{ops.library._name}\n{ops.arithmetic} {sorted(ops.keeps)}\n{code}"
+        kernels = Path(ops.library._name).name  # which is a fingerprint, wherever the home is
+        self._key = f"{key}\n{kernels}\n{ops.arithmetic} {sorted(ops.keeps)}\n{code}"
         self._directory = directory or penstock_home() / "packed"
         self._path = self._directory / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.bin"
         self._packed: dict[str, PackedWeight] = {}  # all that were asked for
