@@ -75,7 +75,7 @@ class _Worker:
         files = [item for item in items if isinstance(item, TestFile)]
         items[:] = [item for item in items if not isinstance(item, TestFile)]
         yield
-        seconds = {file: spent_s for part in read_budgets().values() for file, spent_s in part.items()}
+        seconds = read_budgets().get("seconds", {})
         items += sorted(files, key=lambda file: -seconds.get(file.nodeid, 0.0))
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Item:

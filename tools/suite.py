@@ -47,6 +47,7 @@ HANGS_S = 600
 BOUNDED = ["--timeout", str(HANGS_S), "--timeout-method", "signal", "-o", f"faulthandler_timeout={HANGS_S + 60}"]
 BOUNDED += ["-o", "faulthandler_exit_on_timeout=true"]
 DEFAULT_BUDGET_S = {"fast": 1.0, "slow": 5.0}
+LONG_S = {"fast": 4.0, "slow": 15.0}  # a file that takes longer is handed out before the others
 ALLOWED = 3  # a file may take so many times its budget: CPU seconds vary, with the cache that neighbours leave
 NUM_MEASUREMENTS = 4  # of a file that seems to take too long: neighbours and threads that spin add, nothing subtracts
 NUM_SLOWEST = 8
@@ -158,12 +159,19 @@ def scaled(report: Report) -> list[tuple[str, float]]:
 
 
 def write_budget(parts: Sequence[Part]) -> None:
-    text = "# CPU seconds of test files that take more than a file may without being named here; see tools/suite.py.\n"
+    text = (
+        "# CPU seconds of test files that take more than a file may without being named here, and how long the\n"
+        "# longest take from beginning to end, in which order they are handed out; see tools/suite.py.\n"
+    )
     for part in parts:
         text += f"\n[{part.name}]\n"
         for file, spent_s in sorted(scaled(part.report)):
             if spent_s > DEFAULT_BUDGET_S[part.name]:
                 text += f'"{file}" = {spent_s:.1f}\n'
+    longest = {
+        file: seconds for part in parts for file, seconds in part.report.seconds.items() if seconds > LONG_S[part.name]
+    }
+    text += "\n[seconds]\n" + "".join(f'"{file}" = {longest[file]:.1f}\n' for file in sorted(longest))
     BUDGET.write_text(text)
 
 
