@@ -80,6 +80,29 @@ def test_prefill_never_blocks_decode() -> None:
         assert plan.num_tokens <= 8
 
 
+def test_answers_of_the_lowest_class_leave_the_steps_that_compute_prompts_of_higher_ones() -> None:
+    bench = Bench(chunk=16)
+    bench.submit("batch", [1, 2, 3], max_tokens=8, priority=Priority.LOW)
+    bench.submit("chat", [4, 5, 6], max_tokens=8)
+    bench.step()
+    bench.submit("long", list(range(10, 40)), max_tokens=2)
+    assert [names(bench.step()) for _ in range(3)] == [["chat", "long"], ["chat", "long"], ["chat", "long"]]
+    assert names(bench.step()) == ["chat", "long", "batch"], "its prompt is computed"
+    bench.run()
+    assert bench.outputs["batch"] == expected([1, 2, 3], 8)
+
+
+def test_they_do_not_leave_for_prompts_of_their_own_class_nor_once_they_are_old() -> None:
+    bench = Bench(chunk=16, aging_s=10.0)
+    bench.submit("batch", [1, 2, 3], max_tokens=20, priority=Priority.LOW)
+    bench.step()
+    bench.submit("another", list(range(10, 40)), max_tokens=1, priority=Priority.LOW)
+    assert names(bench.step()) == ["another", "batch"]
+    bench.now += 10.0
+    bench.submit("urgent", list(range(50, 80)), max_tokens=1, priority=Priority.HIGH)
+    assert "batch" in names(bench.step())
+
+
 def test_a_finished_sequences_place_is_taken_in_the_next_step() -> None:
     bench = Bench(max_num_seqs=1)
     bench.submit("a", [1], max_tokens=1)

@@ -7,7 +7,7 @@ token is still in flight is planned with a placeholder, and what a later commit 
 
 from __future__ import annotations
 
-from penstock.core.request import Request, TokenEvent
+from penstock.core.request import Priority, Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
 from penstock.sched import fast_forward as steady
 from penstock.sched.budget import StepBudget, StepRoom
@@ -154,7 +154,8 @@ class Scheduler:
         if self.num_batches > 1:
             decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
-        for sequence in decodes:  # they always go: prefill never blocks them
+        yielding = self._yielding(decodes, now) if prefills or self._waiting else []
+        for sequence in decodes[: len(decodes) - len(yielding)]:  # they always go: prefill never blocks them
             self._extend(plan, sequence, 1, now)
         if prefills or self._is_overdue(now):
             room.widen(self.budget.floor)
@@ -167,11 +168,24 @@ class Scheduler:
         self._prefill_left += sum(s.num_wanted for s in prefills if s.table is not None and s.num_wanted > 1)
         if is_contested or not self._gave_way:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, room, now)
+        if yielding and not self._computes_prompts(plan, now):
+            for sequence in yielding:
+                self._extend(plan, sequence, 1, now)
         if drafts and not self._gave_way:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
         self.is_short |= bool(self._gave_way)
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
         return self.adapters.placed(plan) if plan.slices else None
+
+    def _yielding(self, decodes: list[Sequence], now: float) -> list[Sequence]:
+        """Those of the lowest class, which rank last: they take no part in a step that computes prompts of higher ones,
+        whose time to first token they would lengthen."""
+        return [s for s in decodes if self._ranking.level(s, now) >= Priority.LOW]
+
+    def _computes_prompts(self, plan: StepPlan, now: float) -> bool:
+        """Of classes above the lowest."""
+        sequences = (self._sequences[planned.request_id] for planned in plan.slices if planned.num_tokens > 1)
+        return any(self._ranking.level(sequence, now) < Priority.LOW for sequence in sequences)
 
     def _batch(self, decodes: list[Sequence]) -> list[Sequence]:
         """This step's part of those who decode: others' tokens are in flight, or go with the next step."""

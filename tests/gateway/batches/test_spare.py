@@ -37,6 +37,12 @@ def test_no_row_is_sent_where_a_first_token_would_be_late() -> None:
     assert rooms(replica(queued=502), ttft_s=1.0) == 8
 
 
+def test_rows_do_not_make_steps_long_for_whoever_comes() -> None:
+    assert rooms(replica(num_running=4, decode_tokens_per_s=200.0)) == 4  # a step takes 20 ms
+    assert rooms(replica(num_running=6, decode_tokens_per_s=200.0)) == 0
+    assert rooms(replica(num_running=6, decode_tokens_per_s=200.0), ttft_s=1.0) == 2
+
+
 def test_rows_grow_one_by_one_while_there_is_room() -> None:
     pace = RowPace(max_in_flight=4)
     sent = []

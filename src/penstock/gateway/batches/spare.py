@@ -6,10 +6,11 @@
 
 The rule. A row is sent only while no request of a higher class waits, and only if a replica has room below the share
 `busy`: of its places, of its KV blocks, and of the time to first token that is promised (what waits before a new prompt
-there). The number in flight starts at one and grows by one with each look that finds room; a look that finds somebody
-waiting, or a row that is refused for load, halves it. So rows fill slowly what stays free, and leave it fast. They are
-in the lowest class besides, at the gateway and in the engine: whatever comes goes before all that wait, and an engine
-that is full takes their blocks first.
+there). Rows also end where a step takes a twentieth of that time: whoever comes waits for the step under way. The
+number in flight starts at one and grows by one with each look that finds room; a look that finds somebody waiting, or a
+row that is refused for load, halves it. So rows fill slowly what stays free, and leave it fast. They are in the lowest
+class besides, at the gateway and in the engine: whatever comes goes before all that wait, steps that compute its prompt
+are made without them, and an engine that is full takes their blocks first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from math import floor
 from typing import NamedTuple
 
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
+
+_STEP_SHARE = 0.05  # of the objective for the time to first token
 
 
 class Seen(NamedTuple):
@@ -81,7 +84,7 @@ def _takes_work(replica: ReplicaSnapshot, now: float) -> bool:
 
 
 def _room_at(replica: ReplicaSnapshot, ttft_s: float, busy: float) -> int:
-    if replica.queue_s > busy * ttft_s:
+    if replica.queue_s > busy * ttft_s or replica.step_s > _STEP_SHARE * ttft_s:
         return 0
     if replica.kv_used_tokens > busy * replica.share * replica.limits.kv_capacity_tokens:
         return 0
