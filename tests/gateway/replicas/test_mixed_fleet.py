@@ -228,7 +228,8 @@ def test_how_fast_a_server_is_that_does_not_say_is_learnt_from_its_streams() -> 
             for one, other in (both, both[::-1]):
                 gateway.set_in_use(one, True)
                 gateway.set_in_use(other, False)
-                list(gateway.openai.chat.completions.create(**asked))
+                with gateway.openai.chat.completions.with_streaming_response.create(**asked) as answer:
+                    answer.read()  # to the end in form, which who reads events does not wait for
                 eventually(gateway.is_idle)
             for one in both:  # what was learnt is seen when the replica is looked at
                 gateway.set_in_use(one, True)
