@@ -67,7 +67,7 @@ def read_batch(body: bytes) -> BatchCreate:
 
 
 class RowProblem(Exception):
-    """What is wrong with a row, and is to be told with its line."""
+    """An error in a row, told with its line."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

@@ -17,7 +17,7 @@ _INSIDE = re.compile(rb'["\\]')
 
 
 class JsonMembers:
-    """Of the object's only member, a list of objects. Raises InvalidRequest for what is none."""
+    """The items of the object's only member, a list of objects. Raises InvalidRequest for anything else."""
 
     def __init__(self, name: str, told: Callable[[bytes], None], max_bytes: int) -> None:
         """`max_bytes`: of one member of the list."""

@@ -56,7 +56,7 @@ class MultipartReader:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What was said so far, but for the file."""
+        """The fields so far, but for the file."""
         return {name: value.decode(errors="replace") for name, value in self._values.items()}
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Upload(Protocol):
-    """Who takes the pieces of one body. Called from the event loop, and never again once `lost` was."""
+    """The taker of the pieces of one body. Called from the event loop, and never again once `lost` was."""
 
     max_bytes: int  # of the whole body
 

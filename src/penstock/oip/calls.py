@@ -60,7 +60,7 @@ class Calls:
 
     @staticmethod
     async def read(size_bytes: int, function: Callable[[], T]) -> T:
-        """What takes as long as a body is large: of a long one in a thread, while other calls go on."""
+        """Runs what takes as long as a body is large: for a long one in a thread, while other calls go on."""
         return function() if size_bytes <= _LONG_BYTES else await asyncio.to_thread(function)
 
     # -- questions

@@ -29,7 +29,7 @@ _JSON_TYPE = b"application/json"
 
 
 class Caller(NamedTuple):
-    """Whoever asks: headers by lower-case name, and an address."""
+    """The one who asks: headers by lower-case name, and an address."""
 
     headers: Mapping[bytes, bytes]
     peer: str = NOBODY

@@ -48,7 +48,7 @@ _EVENTS = render(
 
 
 class Target(NamedTuple):
-    """What a path names."""
+    """The parts of a path."""
 
     call: str
     model: str = ""

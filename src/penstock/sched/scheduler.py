@@ -183,7 +183,7 @@ class Scheduler:
         return [s for s in decodes if self._ranking.level(s, now) >= Priority.LOW]
 
     def _computes_prompts(self, plan: StepPlan, now: float) -> bool:
-        """Of classes above the lowest."""
+        """Whether the plan has prompts of classes above the lowest."""
         sequences = (self._sequences[planned.request_id] for planned in plan.slices if planned.num_tokens > 1)
         return any(self._ranking.level(sequence, now) < Priority.LOW for sequence in sequences)
 

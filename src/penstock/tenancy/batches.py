@@ -34,7 +34,7 @@ OUTCOMES = ("completed", "failed", "cancelled", "expired")
 
 
 class RowError(Struct, frozen=True, omit_defaults=True):
-    """What is wrong with the input of a batch."""
+    """An error in the input of a batch."""
 
     code: str
     message: str
@@ -43,7 +43,7 @@ class RowError(Struct, frozen=True, omit_defaults=True):
 
 
 class BatchFacts(Struct, frozen=True, omit_defaults=True):
-    """What nobody looks a batch up by."""
+    """Members of a batch that nobody looks it up by."""
 
     endpoint: str
     completion_window: str

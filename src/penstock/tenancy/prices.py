@@ -25,7 +25,7 @@ class Price:
 
     @cached_property
     def of_batches(self) -> Price:
-        """What rows of batches pay."""
+        """The price for rows of batches."""
         cached = None if self.cached is None else self.cached * self.batch
         return Price(self.input * self.batch, self.output * self.batch, cached, self.replica_hour * self.batch, 1.0)
 

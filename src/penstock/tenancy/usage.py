@@ -39,7 +39,7 @@ class Usage(Struct, frozen=True, gc=False):
 
 
 class Recorder(Protocol):
-    """Who is told what requests have used, each part of it once."""
+    """A listener that is told what requests have used, each part of it once."""
 
     def record(self, usage: Usage) -> object: ...
 
@@ -154,7 +154,7 @@ class UsageBook:
 
 
 def count_usages(execute: Execute, batch: Iterable[Usage], *, now_s: float) -> int:
-    """As `UsageBook.append`, inside somebody's transaction."""
+    """Does what `UsageBook.append` does, inside somebody's transaction."""
     usages = {usage.request_id: usage for usage in batch}
     # Rows are locked in one order by everybody, or two gateways could wait for each other for ever.
     ordered = [usages[request_id] for request_id in sorted(usages)]

@@ -20,7 +20,7 @@ _FRAMING = ("content-type", "content-length", "date", "cache-control", "x-accel-
 
 
 class Answer(Protocol):
-    """What is told of an answer. One of `whole`, `ended` and `broken` comes last; none after a `cancel`."""
+    """The listener to an answer. One of `whole`, `ended` and `broken` comes last; none after a `cancel`."""
 
     def started(self, headers: Headers) -> None:
         """The answer is a stream, and has begun."""
@@ -29,7 +29,7 @@ class Answer(Protocol):
     def comment(self, text: bytes) -> None: ...
     def ended(self) -> None: ...
     def broken(self) -> None:
-        """What came is not the whole of it."""
+        """The answer broke off."""
 
     def whole(self, status: int, headers: Headers, body: bytes) -> None: ...
 
@@ -126,7 +126,7 @@ class SocketExchange(Exchange):
             answer.ended()
 
     def _close(self) -> Answer | None:
-        """Who is to be told of the end; None: it was told."""
+        """The listener that is to be told of the end; None: it was told."""
         answer, self._answer = self._answer, None
         self._is_over, self.watcher, self._paused = True, None, None
         return answer

@@ -48,7 +48,7 @@ _CONTROL = 0x08
 
 
 class FrameError(Exception):
-    """What came is no frame that a client may send; `code` and `reason` go into the close frame."""
+    """These bytes are no frame that a client may send; `code` and `reason` go into the close frame."""
 
     def __init__(self, code: CloseCode, reason: str) -> None:
         super().__init__(reason)
@@ -246,7 +246,7 @@ def _close_of(payload: bytes) -> Close:
 
 
 def _unmasked(payload: bytes, mask: bytes) -> bytes:
-    """As one number each: a megabyte takes a millisecond, where a loop over bytes took a hundred."""
+    """The payload as one number, xor the mask as one: a megabyte takes a millisecond; a loop over bytes, a hundred."""
     length = len(payload)
     if not length or mask == b"\0\0\0\0":
         return payload

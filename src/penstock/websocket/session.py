@@ -1,4 +1,4 @@
-"""What all sessions on a socket have in common: a key, requests that are open together, and the end.
+"""The base of sessions on a socket: a key, requests that are open together, and the end.
 
 Each request is an exchange inside the process: the application answers it as it answers HTTP, so limits, bills, queues,
 routing and failover are HTTP's. The key is checked for each of them anew. A subclass knows the messages.

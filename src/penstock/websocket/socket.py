@@ -20,7 +20,7 @@ _MAX_UNSENT_BYTES = 256 << 10  # beyond it a client that does not read is not re
 
 
 class Listener(Protocol):
-    """What is told of a socket's messages. Called from the event loop; nothing comes after `closed`."""
+    """The listener to a socket's messages. Called from the event loop; nothing comes after `closed`."""
 
     def opened(self) -> None: ...
     def message(self, data: bytes) -> None: ...
@@ -153,7 +153,7 @@ class WebSocket:
                 self._link.send(frames.pong(data))
 
     def _arriving(self) -> None:
-        """What is left is part of a message: it is timed, and takes room if it is long."""
+        """The rest is part of a message: it is timed, and takes room if it is long."""
         if self.is_paused and self._link.unsent_bytes > _MAX_UNSENT_BYTES:
             self._link.hold_reading(True)
         if not self._reader.is_inside:

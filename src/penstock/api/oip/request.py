@@ -72,7 +72,7 @@ class InferenceRequest(NamedTuple):
 
 
 def model_name(model: str, version: str) -> str:
-    """As gateways name a version of a model."""
+    """The name that gateways give a version of a model."""
     return model if version in ("", DEFAULT_VERSION) else f"{model}@{version}"
 
 
@@ -178,7 +178,7 @@ def _check_texts(texts: Tensor) -> None:
 
 
 def _value(tensor: Tensor) -> object:
-    """What a parameter's tensor says: one value for all texts, or a list where the parameter is one."""
+    """The value of a parameter's tensor: one value for all texts, or a list where the parameter is one."""
     if ALIASES.get(tensor.name, tensor.name) in _LISTS:
         return list(tensor.values)
     if tensor.name in _KNOWN and len(tensor.values) != 1:

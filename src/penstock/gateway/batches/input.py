@@ -37,7 +37,7 @@ class Lines:
 
 
 class CheckedInput:
-    """What a look at all lines has found."""
+    """The findings of a look at all lines."""
 
     def __init__(self) -> None:
         self.num_rows = 0

@@ -84,7 +84,7 @@ def checked_name(name: str) -> str:
 
 
 def object_store(place: str) -> ObjectStore:
-    """By its URL, s3://BUCKET/PREFIX?endpoint=…, or its path. Raises ConfigError."""
+    """The store of a URL, s3://BUCKET/PREFIX?endpoint=…, or its path. Raises ConfigError."""
     if place.startswith("s3://"):
         from penstock.gateway.batches.s3 import s3_store
 
@@ -98,7 +98,7 @@ def object_store(place: str) -> ObjectStore:
 
 
 def _sync(directory: Path) -> None:
-    """What was put into a directory is there after a power cut."""
+    """Makes what was put into a directory outlive a power cut."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

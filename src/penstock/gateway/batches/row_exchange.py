@@ -47,7 +47,7 @@ class RowTry:
             self._answer.set_result((status, body))
 
     async def answer(self, usage_id: str, clock: TimerClock) -> Answer:
-        """What came of it, with its charge under this name. One who is cancelled meanwhile gives up the work."""
+        """The answer, with its charge under this name. Cancelling the wait gives up the work."""
         try:
             status, body = await self._answer
             retry_after_s = self.exchange.retry_after_s

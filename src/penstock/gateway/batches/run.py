@@ -287,7 +287,7 @@ class BatchRun:
                 self._is_due.set()
 
     async def _write(self) -> None:
-        """What is answered, into the store, with what it cost."""
+        """Writes answers into the store, with what they cost."""
         while self._done and self._stopped != "lost":
             rows = self._done[:_MANY]
             self.batch = await self._call(self._services.book.commit, self.lease, rows)

@@ -49,7 +49,7 @@ class RowGate(Protocol):
     def look(self, pool: str) -> Seen: ...
 
     def begin(self, exchange: Exchange, row_id: str, caller: Caller, ledger: Recorder) -> None:
-        """As if a client had sent it, but that its usage is told to `ledger`."""
+        """Lets a row in as if a client had sent it, but that its usage is told to `ledger`."""
 
 
 class BatchRunner:

@@ -116,7 +116,7 @@ class S3Store:
 
 
 def s3_store(url: str, environment: Mapping[str, str]) -> S3Store:
-    """Of s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION. Raises ConfigError."""
+    """The client of s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION. Raises ConfigError."""
     parts, param = urlsplit(url), "batches.files"
     asked = dict(parse_qsl(parts.query))
     if unknown := asked.keys() - {"endpoint", "region"}:

@@ -100,7 +100,7 @@ class BatchService:
         return self._settings.busy
 
     def counts(self) -> dict[Metric, dict[Labels, float]]:
-        """What is exported of batches."""
+        """Counts of batches for the metrics."""
         runner = self.runner
         if runner is None:
             return {}
@@ -173,7 +173,7 @@ class BatchService:
                 asked.exchange.respond(200, asked.headers, body)
 
     def _find(self, asked: Asked) -> Coroutine[Any, Any, bytes | None]:
-        """What the path and the method ask for. None is answered by those who have answered themselves."""
+        """The answer to this path and method; None: it was given already."""
         request = asked.exchange.request
         path, method = request.path.decode(errors="replace"), request.method.decode()
         root = next(one for one in _ROOTS if path == one or path.startswith(f"{one}/"))

@@ -25,7 +25,7 @@ _STEP_SHARE = 0.05  # of the objective for the time to first token
 
 
 class Seen(NamedTuple):
-    """What is known of a model at one moment."""
+    """The state of a model at one moment."""
 
     num_waiting: int  # requests of higher classes, for a place
     room: int  # rows that its replicas have room for, beside all that they have
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 class RowPace:
-    """Of one model."""
+    """The pace of one model's rows."""
 
     def __init__(self, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight

@@ -103,7 +103,7 @@ class ChunkWriter:
 
 
 class _BodyUpload:
-    """What both kinds have in common: who is told of their end."""
+    """The base of both kinds: it tells of their end."""
 
     def __init__(self, files: FileStore, tenant_id: str, resume: Callable[[], None]) -> None:
         self.tenant_id = tenant_id
@@ -181,7 +181,7 @@ class MessagesUpload(_BodyUpload):
         self._members.feed(data)
 
     async def complete(self, filename: str, ttl_s: float) -> ReceivedMessages:
-        """As for a form."""
+        """Takes the next piece, as a form does."""
         try:
             self._members.close()
             if not self._custom_ids:

@@ -71,7 +71,7 @@ class BackgroundResponses:
         self._looking = self._clock.call_later(_FIRST_LOOK_S, self._take_over)
 
     def stop(self) -> None:
-        """What is being made is left to others."""
+        """Leaves to others what is being made."""
         for timer in (self._timer, self._looking):
             if timer is not None:
                 timer.cancel()
