@@ -84,7 +84,7 @@ def checked_name(name: str) -> str:
 
 
 def object_store(place: str) -> ObjectStore:
-    """The store of a URL, s3://BUCKET/PREFIX?endpoint=…, or its path. Raises ConfigError."""
+    """The store at a URL, s3://BUCKET/PREFIX?endpoint=…, or in a directory. Raises ConfigError."""
     if place.startswith("s3://"):
         from penstock.gateway.batches.s3 import s3_store
 

@@ -181,7 +181,7 @@ class MessagesUpload(_BodyUpload):
         self._members.feed(data)
 
     async def complete(self, filename: str, ttl_s: float) -> ReceivedMessages:
-        """Takes the next piece, as a form does."""
+        """The messages that were received, once all of them are here, as a form has it."""
         try:
             self._members.close()
             if not self._custom_ids:
