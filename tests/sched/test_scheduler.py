@@ -99,7 +99,7 @@ def test_they_do_not_leave_for_prompts_of_their_own_class_nor_once_they_are_old(
     bench.submit("another", list(range(10, 40)), max_tokens=1, priority=Priority.LOW)
     assert names(bench.step()) == ["another", "batch"]
     bench.now += 10.0
-    bench.submit("urgent", list(range(50, 80)), max_tokens=1, priority=Priority.HIGH)
+    bench.submit("urgent", list(range(50, 80)), max_tokens=1, priority=Priority.HIGH, tenant="another")
     assert "batch" in names(bench.step())
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from math import inf
 
+from penstock.core.request import Priority
 from penstock.sched.fairness import Share, Shares
 from penstock.sched.sequence import Sequence
 
@@ -55,6 +56,10 @@ class Ranking:
     def goes_first(self, sequence: Sequence, now: float) -> bool:
         """It is a resumed stream whose client still waits for the first token from here."""
         return sequence.is_resuming and now - sequence.arrival_s < _RESUMING_AGES * self._aging_s
+
+    def yields(self, sequence: Sequence, now: float) -> bool:
+        """It is of the lowest class, and has not been here for long."""
+        return sequence.request.priority >= Priority.LOW and now - sequence.arrival_s < self._aging_s
 
     def rank(self, sequence: Sequence, now: float) -> Rank:
         if sequence.is_resuming and self.goes_first(sequence, now):

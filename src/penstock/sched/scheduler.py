@@ -154,9 +154,10 @@ class Scheduler:
         if self.num_batches > 1:
             decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
-        yielding = self._yielding(decodes, now) if prefills or self._waiting else []
-        for sequence in decodes[: len(decodes) - len(yielding)]:  # they always go: prefill never blocks them
-            self._extend(plan, sequence, 1, now)
+        yielding = self._yielding(decodes, now) if prefills or self._waiting else {}
+        for sequence in decodes:  # they always go: prefill never blocks them
+            if sequence.request.id not in yielding:
+                self._extend(plan, sequence, 1, now)
         if prefills or self._is_overdue(now):
             room.widen(self.budget.floor)
         for place, sequence in enumerate(prefills):
@@ -169,7 +170,7 @@ class Scheduler:
         if is_contested or not self._gave_way:  # else memory is short: who gave way now stays out for a step
             self._admit(plan, room, now)
         if yielding and not self._computes_prompts(plan, now):
-            for sequence in yielding:
+            for sequence in yielding.values():
                 self._extend(plan, sequence, 1, now)
         if drafts and not self._gave_way:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
@@ -177,10 +178,10 @@ class Scheduler:
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
         return self.adapters.placed(plan) if plan.slices else None
 
-    def _yielding(self, decodes: list[Sequence], now: float) -> list[Sequence]:
-        """Those of the lowest class, which rank last: they take no part in a step that computes prompts of higher ones,
-        whose time to first token they would lengthen."""
-        return [s for s in decodes if self._ranking.level(s, now) >= Priority.LOW]
+    def _yielding(self, decodes: list[Sequence], now: float) -> dict[str, Sequence]:
+        """Those of the lowest class, by id: they take no part in a step that computes prompts of higher ones, whose
+        time to first token they would lengthen. Age ends that, so that nobody stands still for long."""
+        return {s.request.id: s for s in decodes if self._ranking.yields(s, now)}
 
     def _computes_prompts(self, plan: StepPlan, now: float) -> bool:
         """Whether the plan has prompts of classes above the lowest."""
