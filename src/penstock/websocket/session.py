@@ -7,6 +7,7 @@ routing and failover are HTTP's. The key is checked for each of them anew. A sub
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
@@ -75,7 +76,7 @@ class ErrorText(msgspec.Struct):
 _errors = msgspec.json.Decoder(ErrorText)
 
 
-class Session:
+class Session(ABC):
     """The listener of a socket."""
 
     def __init__(self, lobby: Lobby, handshake: Request, socket: WebSocket, owner: str | None) -> None:
@@ -94,9 +95,9 @@ class Session:
 
     # -- for subclasses
 
+    @abstractmethod
     def received(self, kind: str, data: bytes) -> None:
-        """A message, by its type. Raises what is wrong with it."""
-        raise NotImplementedError
+        """Takes a message, by its type. Raises what is wrong with it."""
 
     def send_error(self, error: PenstockError) -> None:
         """Tells the client of a message that could not be understood."""
