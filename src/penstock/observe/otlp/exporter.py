@@ -84,7 +84,7 @@ class TraceExporter(Backlog[T], Generic[T]):
         who: Mapping[str, str],
         spans: Callable[[T], Iterable[Span]],
         *,
-        times: RetryTimes = RetryTimes(),  # noqa: B008 - it is frozen
+        times: RetryTimes = RetryTimes(),
     ) -> None:
         _check_installed()
         from penstock.observe.otlp import messages
@@ -116,7 +116,7 @@ class MetricExporter(Recurring):
         look: Callable[[], Sequence[Registry]],
         every_s: float,
         *,
-        times: RetryTimes = RetryTimes(),  # noqa: B008 - it is frozen
+        times: RetryTimes = RetryTimes(),
     ) -> None:
         _check_installed()
         from penstock.observe.otlp import messages
