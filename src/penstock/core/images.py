@@ -1,0 +1,32 @@
+"""Images of a prompt, once they are numbers: which tokens of the prompt they are, and what an encoder makes them from.
+
+A token of an image has no place in the vocabulary: the runner takes its embedding from the encoder. In `prompt_ids` it
+is an id above every vocabulary that is made of the image's digest. So block hashes, prefix cache, routing index and KV
+transfer tell two images apart without knowing that there are images.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FIRST_IMAGE_TOKEN = 1 << 30  # vocabularies end far below, and int32 ends above the last one
+
+
+def image_token(digest: str) -> int:
+    """The id of all tokens of the image with this digest, a text of hexadecimal digits."""
+    return FIRST_IMAGE_TOKEN | int(digest[:8], 16) & (FIRST_IMAGE_TOKEN - 1)
+
+
+def is_image_token(token_id: int) -> bool:
+    return token_id >= FIRST_IMAGE_TOKEN
+
+
+class ImageInput(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One image of a request, as the model's encoder takes it."""
+
+    digest: str  # of `values` and `grid`, hexadecimal
+    start: int  # its first token's position in the prompt
+    num_tokens: int
+    grid: list[int]  # how its patches lie: frames, rows, columns; what the family's processor says
+    shape: list[int]  # of `values`
+    values: bytes  # float32, as the family's processor made them
