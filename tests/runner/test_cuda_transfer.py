@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+import torch
 from tools.kv_transfer_gpu.engines import EngineProcess
 
 from penstock.core.settings import EngineSettings
+from penstock.runner.cuda_kv_memory import DeviceMemory
+from penstock.transfer.messages import Layout
 from tests.devices import NEEDS_GPU
 from tests.model.family_configs import SHAPE
 
@@ -111,3 +114,26 @@ def test_a_lender_that_is_killed_costs_time_only(two: Two) -> None:
     answers = [two.puller.submit(two._name(), prompt, NUM_TOKENS, two.lender.address) for prompt in prompts]
     two.lender.kill()
     assert [answer.wait() for answer in answers] == said
+
+
+def test_blocks_pass_through_memory_that_no_step_still_writes() -> None:
+    """A step's temporary memory is free for the allocator as soon as the host is done with it, and the step may still
+    run. A copy beside the step does not wait for it, so its memory must be another."""
+    num_blocks = 64  # enough that the allocator would give out a temporary's own memory
+    pool = torch.zeros(2, 2, num_blocks, 2, 16, 32, device="cuda")
+    layout = Layout("model", "triton", "float32", "", "float32", 16, "TP1")
+    memory = DeviceMemory(pool, layout)
+    torch.cuda.synchronize()
+    of_a_step = [torch.empty_like(pool) for _ in range(8)]
+    torch.cuda._sleep(1_000_000_000)  # cycles: the step goes on for half a second
+    for each in of_a_step:
+        each.fill_(7.0)
+    del of_a_step, each
+    with memory.writing(range(num_blocks)) as staged:
+        for view in staged.views:
+            view[:] = b"\0" * len(view)
+    with memory.reading(range(num_blocks)) as staged:
+        assert {bytes(view) for view in staged.views} == {b"\0" * len(staged.views[0])}
+    torch.cuda.synchronize()
+    assert not pool.any()
+    assert not staged.device.any(), "the step has written here"

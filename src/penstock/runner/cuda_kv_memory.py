@@ -117,8 +117,9 @@ class DeviceMemory:
             torch.cuda.set_device(self.device)
             sizes = [count * size for size in self.block_words]
             host = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=True)
-            device = torch.empty_like(host, device=self.device)
             stream = found.stream if found is not None else make_stream(self.device)
+            with torch.cuda.stream(stream):  # or it could be memory that steps on their way still use, although freed
+                device = torch.empty_like(host, device=self.device)
             shapes = [(count, words.shape[0], words.shape[2]) for words in self.words]
             by_rank = [part.view(shape) for part, shape in zip(torch.split(device, sizes), shapes, strict=True)]
             wholes = [memoryview(part.view(torch.uint8).numpy().data) for part in torch.split(host, sizes)]
