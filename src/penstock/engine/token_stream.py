@@ -23,25 +23,30 @@ class TokenStream:
         self.meter = Meter()  # of what they cost
 
     def push(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        self._news.set()
+        if self._error is None:
+            self._events.append(event)
+            self._news.set()
 
     def fail(self, error: PenstockError) -> None:
         self._error = error
         self._news.set()
 
     async def next(self) -> list[TokenEvent]:
-        """All the news since the last call; waits if there is none. A slow reader gets more at a time."""
+        """All the news since the last call; waits if there is none. A slow reader gets more at a time, and what came
+        before an error before the error."""
         await self._news.wait()
-        self._news.clear()
-        if self._error is not None:
-            raise self._error
         events, self._events = self._events, []
-        for event in events:
+        for number, event in enumerate(events):
             if event.finish is FinishReason.ERROR:
                 is_requests = event.error_code == UnsupportedParameter.code
                 kind = UnsupportedParameter if is_requests else EngineFailed
-                raise kind(event.error or "the engine failed while running this request")
+                self._error = kind(event.error or "the engine failed while running this request")
+                del events[number:]
+                break
+        if self._error is None:
+            self._news.clear()
+        elif not events:
+            raise self._error
         return events
 
     def close(self) -> None:

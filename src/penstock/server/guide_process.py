@@ -79,6 +79,7 @@ class Trials:
         ours, theirs = os.pipe()
         process_id = os.fork()
         if process_id == 0:
+            os.nice(_KIND)
             _limit()
             _write(theirs, msgspec.msgpack.encode(_try(self._vocabulary, trial)))
             os._exit(0)
@@ -147,7 +148,6 @@ def _read_model() -> tuple[Model, FrameReader, list[bytes]]:
 def main() -> None:
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)
-    os.nice(_KIND)
     model, frames, early = _read_model()
     text = model_text.decode(model.text)
     tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
