@@ -21,6 +21,7 @@ _hints = cache(get_type_hints)  # which takes longer than to add a flag
 SECTIONS = ("engine", "server", "slo")
 MOST_USED = "most used"
 GATEWAY = "gateway in front of --replicas"
+SEVERAL = "several models"
 TOPICS = {  # of `serve --help`, in its order
     MOST_USED: (
         "server.port",
@@ -123,7 +124,8 @@ def add_replica_flags(parser: argparse.ArgumentParser, examples: str) -> dict[st
     groups["logs and monitoring"].add_argument(
         "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="(default: info)"
     )
-    groups[GATEWAY] = parser.add_argument_group(GATEWAY)  # without a flag it is not shown
+    for title in (GATEWAY, SEVERAL):  # without a flag they are not shown
+        groups[title] = parser.add_argument_group(title)
     parser.add_argument_group("help").add_argument("-h", "--help", action="help", help="show this page and end")
     return groups
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import get_args
 
-from penstock.cli.flags import GATEWAY, MOST_USED, add_replica_flags, settings_from
+from penstock.cli.flags import GATEWAY, MOST_USED, SEVERAL, add_replica_flags, settings_from
+from penstock.cli.model_names import NamedModel, name_and_model
 from penstock.cli.replica_counts import FORMS, ReplicaCounts, check_counts, replica_counts
 from penstock.core.errors import ConfigError
 from penstock.core.nodes import nodes_of
+from penstock.core.settings import Settings
 from penstock.router.legs import Split
 
 _EXAMPLES = """\
@@ -19,11 +22,19 @@ examples:
   penstock serve model.gguf --max-model-len 8192   # a file; a shorter context takes less memory
   penstock serve --replicas 2                      # two of it behind a gateway
   penstock serve --replicas 1..4                   # as many as the demand needs
-  penstock serve --replicas prefill=1,decode=2     # long prompts apart from answers"""
+  penstock serve --replicas prefill=1,decode=2     # long prompts apart from answers
+  penstock serve smollm2 code=hf:Qwen/Qwen3-8B     # several models behind one address"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     groups = add_replica_flags(parser, _EXAMPLES)
+    parser.usage = "%(prog)s [MODEL | NAME=MODEL ...] [FLAGS]"
+    parser.add_argument(
+        "others", nargs="*", metavar="NAME=MODEL", help="more models behind the same address, each under its name"
+    )
+    groups[SEVERAL].add_argument(
+        "--models", type=Path, metavar="FILE", help="YAML file of several models and how they share the device's memory"
+    )
     groups[MOST_USED].add_argument(
         "--replicas",
         type=replica_counts,
@@ -46,6 +57,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     counts: ReplicaCounts = arguments.replicas
+    named = [name_and_model(text) for text in (arguments.model, *arguments.others) if text is not None]
+    if arguments.models is not None or len(named) > 1:
+        arguments.model = None
+        _run_several(arguments, settings_from(arguments), named)
+        return
+    if named and named[0].name is not None:
+        arguments.model = named[0].model
+        vars(arguments)["server.name"] = named[0].name
     settings = settings_from(arguments)
     check_counts(settings, counts)
     if counts.most > 1 and nodes_of(settings.engine, os.environ).count > 1:
@@ -69,3 +88,11 @@ def run(arguments: argparse.Namespace) -> None:
         from penstock.cli.serve import serve
 
         serve(settings, has_console=True)
+
+
+def _run_several(arguments: argparse.Namespace, settings: Settings, named: list[NamedModel]) -> None:
+    if arguments.replicas.most > 1:
+        raise ConfigError("--replicas are of one model; several models have one each")
+    from penstock.cli.serve_models import read_models, serve_models
+
+    serve_models(settings, read_models(settings, named, arguments.models), arguments.processes)

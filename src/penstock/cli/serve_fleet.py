@@ -9,12 +9,13 @@ import asyncio
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -52,23 +53,44 @@ def serve_range(settings: Settings, fewest: int, most: int, num_processes: int =
     share_secret(settings.server.gateway_secret)
     print(loading_message(settings.server.name or default_name(settings.model), settings, files), flush=True)
     with (
-        _name_of_its_own() as name,
+        name_of_its_own() as name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
         uvloop.run(_serve(settings, _fleet(settings, name, fewest, most), Path(directory), num_processes))
 
 
+class Lines(Protocol):
+    """What the terminal is told of a fleet that ends with this process."""
+
+    cannot_start: asyncio.Future[None]  # raises why nothing can be served
+
+    def show(self, statuses: Sequence[PoolStatus]) -> None: ...
+
+    def show_failure(self, row: FleetReplica, failure: str) -> None: ...
+
+
 async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_processes: int) -> None:
     (pool,) = fleet.pools
+    await run_fleet(settings, fleet, directory, num_processes, partial(_Lines, pool))
+
+
+async def run_fleet(
+    settings: Settings,
+    fleet: FleetSettings,
+    directory: Path,
+    num_processes: int,
+    make_lines: Callable[[GatewaySettings, asyncio.Future[Opened]], Lines],
+) -> None:
+    """A gateway, and a controller whose replicas end with this process. `settings`: those of the gateway's port."""
     url = store_url(None, None)
-    gateway = gateway_in_front(settings, url, {pool: {"secret_env": SECRET_VARIABLE}})
+    gateway = gateway_in_front(settings, url, {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools})
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
     driver = LocalDriver(fleet_directory(fleet.name) / "replicas", secret, spawn=_spawn_child)
     with open_store(url) as store:
-        lines = _Lines(pool, gateway, opened)
+        lines = make_lines(gateway, opened)
         controller = Controller(
             fleet,
             store,
@@ -97,14 +119,18 @@ async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_
         one.result()
 
 
-def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettings:
+def of_replicas(server: ServerSettings) -> dict[str, Any]:
+    """Settings of the one server that each of its replicas has, and not the gateway in front of them."""
     plain = ServerSettings()
-    chosen = {one.name: getattr(settings.server, one.name) for one in fields(ServerSettings)}
-    own = {key: value for key, value in chosen.items() if value != getattr(plain, key) and key not in _OF_THE_GATEWAY}
+    chosen = {one.name: getattr(server, one.name) for one in fields(ServerSettings)}
+    return {key: value for key, value in chosen.items() if value != getattr(plain, key) and key not in _OF_THE_GATEWAY}
+
+
+def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettings:
     pool: dict[str, Any] = {
         "model": settings.model,
         "engine": asdict(replace(settings.engine, kv_port=0)),  # KV blocks go between its replicas
-        "server": own,
+        "server": of_replicas(settings.server),
         "min": fewest,
         "max": most,
     }
@@ -164,7 +190,7 @@ Try it:
 
 
 @contextmanager
-def _name_of_its_own() -> Iterator[str]:
+def name_of_its_own() -> Iterator[str]:
     """The name of a fleet that no other process of this machine has as long as this lasts: serve, serve-2 and on."""
     for number in count(1):
         name = "serve" if number == 1 else f"serve-{number}"

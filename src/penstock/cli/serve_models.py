@@ -1,0 +1,152 @@
+"""`penstock serve A=MODEL B=MODEL`: several models behind one address, each in an engine process of its own.
+
+It is a fleet with one pool for each model, whose controller and gateway are this process, and whose pools share the
+device. The engines end when it does, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from penstock.cli.before_serving import check, check_torch
+from penstock.cli.config_file import read_config_file
+from penstock.cli.gateway_process import Opened
+from penstock.cli.model_names import NamedModel
+from penstock.cli.replicas import share_secret, template_modules
+from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
+from penstock.core.config import build, within
+from penstock.core.cores import usable_cores
+from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.settings import EngineSettings, ServerSettings, Settings
+from penstock.core.slo import Slo
+from penstock.engine_process.spawn import TemplateProcess
+from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
+from penstock.fleet.settings import FleetSettings
+from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.hub.resolve import default_name
+from penstock.server.ready import client_url, loading_message
+from penstock.tenancy.fleet import FleetReplica, PoolStatus
+
+
+def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | None) -> ModelsSettings:
+    """The models of the command line, and those of a file. Raises ConfigError."""
+    if settings.server.name is not None:
+        raise ConfigError("several models have a name each: NAME=MODEL", param="server.name")
+    given = [(one.name or default_name(one.model), one.model) for one in named]
+    for name, count in Counter(name for name, _ in given).items():
+        if count > 1:
+            raise ConfigError(
+                f"there are {count} models with the name {name}: NAME=MODEL gives one another", param="model"
+            )
+    if file is None:
+        return ModelsSettings(models=dict(given))
+    found = read_config_file(file)
+    with found.located():
+        models = found.values.get("models") or {}
+        if not isinstance(models, dict):
+            raise ConfigError("they are a mapping from names to models", param="models")
+        for name, _ in given:
+            if name in models:
+                raise ConfigError(f"the model {name} is in this file already", param=f"models.{name}")
+        settings_of_models = build(ModelsSettings, found.values | {"models": models | dict(given)})
+        settings_of_models.entries()
+        return settings_of_models
+
+
+def serve_models(settings: Settings, models: ModelsSettings, num_processes: int = 1) -> None:
+    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway."""
+    check_torch()
+    if settings.server.client_ca is not None:
+        raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
+    each = {name: _settings_of(name, entry, settings) for name, entry in models.entries().items()}
+    lines = []
+    for name, own in each.items():
+        with within(f"models.{name}."):
+            lines.append(loading_message(name, own, check(own)))
+    print(*lines, sep="\n", flush=True)
+    share_secret(settings.server.gateway_secret)
+    with (
+        name_of_its_own() as fleet_name,
+        tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        TemplateProcess.start(template_modules(), Path(directory)),
+    ):
+        fleet = _fleet(fleet_name, settings, each)
+        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines))
+
+
+def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
+    """Settings of one model's replica: its own over those of all models."""
+    where = f"models.{name}."
+    engine = build(EngineSettings, asdict(settings.engine) | entry.engine, where=f"{where}engine.")
+    server = build(ServerSettings, asdict(settings.server) | entry.server, where=f"{where}server.")
+    slo = build(Slo, asdict(settings.slo) | entry.slo, where=f"{where}slo.")
+    return replace(settings, model=entry.model, engine=engine, server=server, slo=slo)
+
+
+def _fleet(fleet_name: str, settings: Settings, each: dict[str, Settings]) -> FleetSettings:
+    pools: dict[str, dict[str, Any]] = {}
+    for name, own in each.items():
+        threads = own.engine.threads or max(1, usable_cores() // len(each))
+        pools[name] = {
+            "model": own.model,
+            "engine": asdict(replace(own.engine, threads=threads, parkable=True)),
+            "server": of_replicas(own.server),
+            "slo": asdict(own.slo),
+            "min": 1,
+            "max": 1,
+        }
+    return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools)
+
+
+class _Lines:
+    """Lines in the terminal: how to use it once a first model is there, and each change of a model's state."""
+
+    def __init__(self, gateway: GatewaySettings, opened: asyncio.Future[Opened]) -> None:
+        self._gateway = gateway
+        self._opened = opened
+        self._began_s = asyncio.get_running_loop().time()
+        self._is_ready = False
+        self._last: dict[str, str] = {}
+        self.cannot_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises why
+
+    def show_failure(self, row: FleetReplica, failure: str) -> None:
+        """A model that cannot be loaded costs the others nothing, unless there are none."""
+        if self._is_ready:
+            print(f"{row.pool}: {failure}", flush=True)
+        elif row.ready_at is None and not self.cannot_start.done():
+            self.cannot_start.set_exception(EngineFailed(f"{row.pool}: {failure}"))
+
+    def show(self, statuses: Sequence[PoolStatus]) -> None:
+        if not self._opened.done():
+            return
+        for status in statuses:
+            state = next(iter(status.states), "unloaded")
+            if state != self._last.get(status.pool):
+                seconds = asyncio.get_running_loop().time() - self._began_s
+                print(f"{seconds:8.1f} s  {status.pool}: {state}", flush=True)
+                self._last[status.pool] = state
+        if not self._is_ready and all(status.states.get("active") for status in statuses):
+            self._is_ready = True
+            print(self._ready([status.pool for status in statuses]), flush=True)
+
+    def _ready(self, models: Sequence[str]) -> str:
+        opened = self._opened.result()
+        url = client_url(opened.listener, is_tls=self._gateway.tls_cert is not None)
+        key = " -H 'authorization: Bearer KEY'" if opened.has_tenants else ""
+        message = '{"role":"user","content":"Why is the sky blue?"}'
+        body = f'{{"model":"{models[0]}","stream":true,"temperature":0,"messages":[{message}]}}'
+        return f"""
+penstock serves {", ".join(models)} at {url}
+
+Try it:
+
+  curl -N {url}/v1/chat/completions{key} -d '{body}'
+"""
