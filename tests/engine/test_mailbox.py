@@ -1,6 +1,7 @@
 import fcntl
 import resource
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.images import ImageInput, image_token
 from penstock.core.measurements import EngineLoad, EngineMeasurements
 from penstock.core.request import FinishReason, Priority, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -51,6 +53,15 @@ def test_a_request_arrives_with_all_its_settings(ends: tuple[socket.socket, sock
     request = Request(
         "r", [1, 2], max_tokens=3, sampling=sampling, stop_token_ids=[0], priority=Priority.LOW, namespace="n"
     )
+    ours.sendall(frame(Submit(request)))
+    assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
+
+
+def test_a_request_arrives_with_its_images(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pixels = struct.pack("6f", *range(6))
+    image = ImageInput("2a" * 16, 1, 2, [1, 1, 2], [1, 2, 3], pixels)
+    request = Request("r", [1, image_token(image.digest), image_token(image.digest)], max_tokens=3, images=(image,))
     ours.sendall(frame(Submit(request)))
     assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
 

@@ -175,6 +175,9 @@ class Engine:
         if request.adapter is not None and not self.scheduler.adapters.num_slots:
             self._refuse(request, "this engine runs no adapters", UnsupportedParameter.code)
             return
+        if request.images:
+            self._refuse(request, "this engine takes no images", UnsupportedParameter.code)
+            return
         guide = self.guides.open(request) if request.guide is not None and self.guides is not None else None
         sequence = self.scheduler.submit(request, now, guide)
         if self.transfer is not None and self.transfer.begin(sequence, now):
