@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, InvalidValue, StoreCorrupt, StoreUnavailable
+from penstock.core.s3 import Credentials, Signer
 from penstock.gateway.batches.object_store import DirectoryStore, ObjectStore, object_store
-from penstock.gateway.batches.s3 import Credentials, Signer, s3_store
-from tests.gateway.batches.fake_s3 import KEYS, REGION, FakeS3, fake_s3
+from penstock.gateway.batches.s3 import s3_store
+from tests.fake_s3 import KEYS, REGION, FakeS3, fake_s3
 
 
 @pytest.fixture(scope="module")

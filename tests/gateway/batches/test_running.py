@@ -12,8 +12,8 @@ from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.tenancy.prices import Price
 from penstock.tenancy.store import Store, open_store
+from tests.fake_s3 import KEYS, REGION, fake_s3
 from tests.gateway.batches.batching import batching, chat, create, ended, lines, results
-from tests.gateway.batches.fake_s3 import KEYS, REGION, fake_s3
 from tests.server.replica import NAME, Replica
 from tests.waiting import eventually
 

@@ -1,22 +1,16 @@
-"""S3 and stores that speak its protocol (MinIO, Ceph, R2, Garage): PUT, GET and DELETE of whole objects, signed.
-
-Signatures are AWS's version 4, over all headers that are sent and the SHA-256 of the body. Buckets are named in the
-path where there is an endpoint, and in the host name at AWS. Keys come from the variables that AWS's own tools read.
-"""
+"""S3 as a store of files: PUT, GET and DELETE of whole objects, signed."""
 
 from __future__ import annotations
 
-import hmac
 import http.client
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from hashlib import sha256
-from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from penstock.core.errors import ConfigError, StoreCorrupt, StoreUnavailable
+from penstock.core.s3 import Signer, error_code, s3_place
 from penstock.gateway.batches.object_store import checked_name
 from penstock.http.ask import Answered, ask
 
@@ -24,43 +18,6 @@ _TIMEOUT_S = 30.0
 _TRIES = 4
 _FIRST_PAUSE_S = 0.2
 _PASSING = (429, 500, 502, 503, 504)  # statuses that another try may not have
-_ALGORITHM = "AWS4-HMAC-SHA256"
-
-
-class Credentials(NamedTuple):
-    key_id: str
-    secret: str
-    session_token: str = ""
-
-
-class Signer:
-    """Signs requests to one region of S3."""
-
-    def __init__(self, credentials: Credentials, region: str) -> None:
-        self._credentials = credentials
-        self._region = region
-
-    def headers(self, method: str, host: str, path: str, body: bytes, at: datetime) -> dict[str, str]:
-        """Headers of a request without a query; `path` is quoted as it will be sent."""
-        stamp, digest = at.strftime("%Y%m%dT%H%M%SZ"), sha256(body).hexdigest()
-        headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
-        if self._credentials.session_token:
-            headers["x-amz-security-token"] = self._credentials.session_token
-        names = ";".join(sorted(headers))
-        lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-        canonical = f"{method}\n{path}\n\n{lines}\n{names}\n{digest}"
-        scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
-        told = f"{_ALGORITHM}\n{stamp}\n{scope}\n{sha256(canonical.encode()).hexdigest()}"
-        signature = hmac.new(self._key(stamp[:8]), told.encode(), sha256).hexdigest()
-        credential = f"{self._credentials.key_id}/{scope}"
-        headers["authorization"] = f"{_ALGORITHM} Credential={credential}, SignedHeaders={names}, Signature={signature}"
-        return headers
-
-    def _key(self, day: str) -> bytes:
-        key = f"AWS4{self._credentials.secret}".encode()
-        for part in (day, self._region, "s3", "aws4_request"):
-            key = hmac.new(key, part.encode(), sha256).digest()
-        return key
 
 
 class S3Store:
@@ -109,7 +66,7 @@ class S3Store:
                 continue
             if answered.status < 300 or (answered.status == 404 and method != "PUT"):
                 return answered
-            problem = f"it answers {method} with status {answered.status}{_code(answered.body)}"
+            problem = f"it answers {method} with status {answered.status}{error_code(answered.body)}"
             if answered.status not in _PASSING:
                 break
         raise StoreUnavailable(f"the store of files {self._endpoint} does not work: {problem}")
@@ -117,35 +74,8 @@ class S3Store:
 
 def s3_store(url: str, environment: Mapping[str, str]) -> S3Store:
     """The client of s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION. Raises ConfigError."""
-    parts, param = urlsplit(url), "batches.files"
-    asked = dict(parse_qsl(parts.query))
-    if unknown := asked.keys() - {"endpoint", "region"}:
-        raise ConfigError(f"s3://BUCKET/PREFIX takes endpoint and region, not '{min(unknown)}'", param=param)
-    bucket, prefix = parts.netloc, parts.path.strip("/")
-    if not bucket or "@" in bucket:
-        raise ConfigError("expected s3://BUCKET/PREFIX; keys are read from the environment", param=param)
-    region = asked.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    endpoint = asked.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    region = region or "us-east-1"
-    if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise ConfigError(f"the endpoint of an S3 store is a URL, not '{endpoint}'", param=param)
-    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environment.get(name)]
-    if missing:
-        raise ConfigError(f"the environment has no {missing[0]}, which an S3 store needs", param=param)
-    credentials = Credentials(
-        environment["AWS_ACCESS_KEY_ID"],
-        environment["AWS_SECRET_ACCESS_KEY"],
-        environment.get("AWS_SESSION_TOKEN", ""),
-    )
-    prefix = f"{prefix}/" if prefix else ""
-    if endpoint is None:
-        place, path = f"https://{bucket}.s3.{region}.amazonaws.com", f"/{prefix}"
-    else:
-        place, path = endpoint.rstrip("/"), f"/{bucket}/{prefix}"
-    return S3Store(place, path, Signer(credentials, region))
-
-
-def _code(body: bytes) -> str:
-    """The error code of S3's XML, as it may be told; nothing else of the body is."""
-    code = body.partition(b"<Code>")[2].partition(b"</Code>")[0][:64].decode(errors="replace")
-    return f" ({code})" if code.isalnum() else ""
+    param = "batches.files"
+    place = s3_place(url, environment, param=param)
+    if place.signer is None:
+        raise ConfigError("the environment has no AWS_ACCESS_KEY_ID, which an S3 store needs", param=param)
+    return S3Store(place.origin, f"{place.root}{place.prefix}/" if place.prefix else place.root, place.signer)
