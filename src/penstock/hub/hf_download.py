@@ -60,11 +60,11 @@ class HubSource:
                 entry["rfilename"]: _file(entry["size"], (entry.get("lfs") or {}).get("sha256"))
                 for entry in listing["siblings"]
             }
-            files = {name: file for name, file in files.items() if _is_wanted(name)}
+            files = {name: file for name, file in files.items() if is_wanted(name)}
             revision = listing["sha"]
         except (OSError, ValueError, KeyError, TypeError):
             files, revision = (
-                {path.name: _file(path.stat().st_size) for path in directory.iterdir() if _is_wanted(path.name)},
+                {path.name: _file(path.stat().st_size) for path in directory.iterdir() if is_wanted(path.name)},
                 None,
             )
         record = Record(spec=self.spec, files=files, revision=revision)
@@ -123,10 +123,10 @@ class HubSource:
         api = HfApi(endpoint=_endpoint(), library_name=LIBRARY)
         try:
             found = api.model_info(self.repository, files_metadata=True)
-            files = {file.rfilename: _listed(file) for file in found.siblings or () if _is_wanted(file.rfilename)}
+            files = {file.rfilename: _listed(file) for file in found.siblings or () if is_wanted(file.rfilename)}
         except (ValueError, KeyError, TypeError):
             raise _no_hub() from None
-        if not any(map(_is_weights, files)):
+        if not any(map(is_weights, files)):
             raise ModelUnsupported(f"{self.repository} has no safetensors weights; choose a repository that has")
         return Record(spec=self.spec, files=files, revision=found.sha)
 
@@ -176,11 +176,11 @@ def _file(num_bytes: int, sha256: str | None = None) -> FileRecord:
     return FileRecord(num_bytes, None if sha256 is None else f"sha256:{sha256}")
 
 
-def _is_wanted(name: str) -> bool:
-    return name in WANTED or (name.startswith("model") and _is_weights(name))
+def is_wanted(name: str) -> bool:
+    return name in WANTED or (name.startswith("model") and is_weights(name))
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
     return name.endswith(".safetensors") and "/" not in name
 
 

@@ -14,10 +14,14 @@ from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.hf_download import HF_PREFIX
 from penstock.hub.progress import Progress, silent
 from penstock.hub.pull import ALIASES
-from penstock.hub.sources import REPOSITORY, local_path, source_of, weights_cache
+from penstock.hub.remote.source import default_name as remote_name
+from penstock.hub.sources import REPOSITORY, local_path, source_of, url_source, weights_cache
 
 ModelFiles = Checkpoint | HFDirectory  # both have the config and the tokenizer
-FORMS = f"a name ({', '.join(ALIASES)}), a .gguf file, a Hugging Face directory, or hf:org/name"
+FORMS = (
+    f"a name ({', '.join(ALIASES)}), a .gguf file, a Hugging Face directory, or hf:org/name, or the URL of a file or "
+    "a directory (https:, s3:)"
+)
 
 
 def resolve(spec: str, *, progress: Progress | None = None) -> Checkpoint:
@@ -50,6 +54,8 @@ def default_name(spec: str) -> str:
         return spec
     if spec.startswith(HF_PREFIX):
         return spec.removeprefix(HF_PREFIX)
+    if url_source(spec) is not None:
+        return remote_name(spec)
     path = local_path(spec).resolve()
     return path.stem if path.suffix == ".gguf" else path.name
 

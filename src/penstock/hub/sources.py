@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.core.errors import ModelMissing
+from penstock.hub.cache.record import read_record
 from penstock.hub.cache.room import DEFAULT_LIMIT, LIMIT, CachedModel
 from penstock.hub.cache.weights import Source, WeightsCache
 from penstock.hub.disk import bytes_in
@@ -14,6 +15,12 @@ from penstock.hub.hf_download import HF_PREFIX, HubSource
 from penstock.hub.home import models_directory
 from penstock.hub.progress import Progress
 from penstock.hub.pull import ALIASES, PackageSource
+from penstock.hub.remote.s3 import PREFIX as S3_PREFIX
+from penstock.hub.remote.s3 import S3Source
+from penstock.hub.remote.source import FOLDER as URL_FOLDER
+from penstock.hub.remote.source import RemoteSource
+from penstock.hub.remote.web import PREFIXES as WEB_PREFIXES
+from penstock.hub.remote.web import WebSource
 
 FILE_PREFIX = "file:"
 # org/name. No leading dots: none may lead out of the models directory, or to another path of the server.
@@ -28,13 +35,23 @@ def source_of(spec: str) -> Source | None:
     """None: it names a file or a directory, which stays where it is. An alias wins over a file of the same name."""
     if spec in ALIASES:
         return PackageSource(spec, ALIASES[spec])
-    return HubSource(repository_of(spec)) if spec.startswith(HF_PREFIX) else None
+    if spec.startswith(HF_PREFIX):
+        return HubSource(repository_of(spec))
+    return url_source(spec)
+
+
+def url_source(spec: str) -> RemoteSource | None:
+    if spec.startswith(S3_PREFIX):
+        return S3Source(spec)
+    return WebSource(spec) if spec.startswith(WEB_PREFIXES) else None
 
 
 def fetched_source(spec: str) -> Source:
     """The same for those who want none but what the cache holds."""
     if (source := source_of(spec)) is None:
-        raise ModelMissing(f"there is no model named {spec!r}; those that are: {', '.join(ALIASES)}, hf:org/name")
+        raise ModelMissing(
+            f"there is no model named {spec!r}; those that are: {', '.join(ALIASES)}, hf:org/name, or a URL"
+        )
     return source
 
 
@@ -71,4 +88,8 @@ def _source_at(place: str) -> Source | None:
     folder, _, name = place.rpartition("/")
     if folder == "hf" and "--" in name:
         return HubSource(name.replace("--", "/", 1))
+    if folder == URL_FOLDER:
+        models = models_directory()
+        record = read_record(models / place) or read_record(models / ".partial" / place)
+        return None if record is None else source_of(record.spec)
     return source_of(place) if place in ALIASES else None

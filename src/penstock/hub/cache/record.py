@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.files import write_json
 from penstock.hub.disk import chunks, publish
@@ -49,6 +50,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def damaged(self, directory: Path, progress: Progress = silent) -> list[str]:
         """Files that are missing or not what the source has, by reading all of them."""
         return [name for name, file in self.files.items() if not _is_right(directory / name, file, progress)]
+
+    def with_digests(self, directory: Path, progress: Progress = silent) -> Record:
+        """The same with hashes of what arrived where the source names none, so that damage is found later."""
+        files = {
+            name: replace(file, digest=digest_of(directory / name, "sha256", progress)) if file.digest is None else file
+            for name, file in self.files.items()
+        }
+        return replace(self, files=files)
 
     def write(self, directory: Path) -> None:
         partial = directory / f"{RECORD}.part"

@@ -21,13 +21,14 @@ from penstock.hub.cache.room import DEFAULT_LIMIT, CachedModel, Need, limit_byte
 from penstock.hub.disk import bytes_in, cannot_store, locked
 from penstock.hub.progress import Progress, silent
 
+FOLDERS = ("hf", "url")  # of models by their sources
 TRIES = 2  # to fetch what arrives damaged
 
 Reserve = Callable[[Record, int], None]  # what will be kept, and bytes besides that are needed meanwhile
 
 
 class Source(Protocol):
-    """Where a model comes from: a package index, the Hugging Face Hub."""
+    """Where a model comes from: a package index, the Hugging Face Hub, a URL."""
 
     @property
     def spec(self) -> str: ...
@@ -70,8 +71,10 @@ class WeightsCache:
 
     def models(self) -> list[CachedModel]:
         """All that is there, whole or not."""
-        roots = (self._models, self._models / "hf", self._models / ".partial", self._models / ".partial" / "hf")
-        found = {path.name if root.name != "hf" else f"hf/{path.name}" for root in roots for path in _directories(root)}
+        roots = (self._models, self._models / ".partial")
+        found = {path.name for root in roots for path in _directories(root)}
+        for folder in FOLDERS:
+            found |= {f"{folder}/{path.name}" for root in roots for path in _directories(root / folder)}
         sources = (self._source_at(place) for place in sorted(found))
         return [self._described(source) for source in sources if source is not None]
 
@@ -153,7 +156,7 @@ class WeightsCache:
             )
         now = time.time()
         record = replace(
-            record,
+            record.with_digests(entry.partial, progress),
             pinned=_is_pinned(entry.partial),
             fetched_at=now,
             verified_at=now,
