@@ -23,7 +23,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     unpin = verbs.add_parser("unpin", help="let models be removed again")
     verify = verbs.add_parser("verify", help="read models and compare checksums; damaged files are fetched again")
     for command in (pull, remove, pin, unpin):
-        command.add_argument("models", nargs="+", metavar="MODEL", help="an alias, hf:org/name, or an https: or s3: URL")
+        command.add_argument(
+            "models", nargs="+", metavar="MODEL", help="an alias, hf:org/name, or an https: or s3: URL"
+        )
     verify.add_argument("models", nargs="*", metavar="MODEL", help="(default: all that are there)")
     for command in (listing, pull, remove, pin, unpin, verify):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
