@@ -64,7 +64,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         _reserved_ports(1) as (port,),
         TemplateProcess.start(template_modules(), Path(directory)) as template,
     ):
-        config = _write_config(settings, "measured", port, 1, Path(directory))
+        config = _write_config(settings, "measured", port, settings.server.role, 1, Path(directory))
         for turn in range(arguments.rounds + 1):
             for kind, source in kinds.items():
                 found = await start(config, port, source, template if kind == "forked" else None)
