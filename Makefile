@@ -35,7 +35,7 @@ check: $(VENV)/.installed-dev  ## format, lint, types, import contracts, docs fr
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python tools/reference.py
+	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.helm
 
 bench: bench-cpu

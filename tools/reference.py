@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+from tools.model_table import models_page
 
 from penstock.api.anthropic.messages import MessagesRequest
 from penstock.api.decoding import M, NoEffect, NotBuilt, marked
@@ -279,7 +280,13 @@ def api_page(text: str) -> str:
     return f"{before}{FIELDS_BEGIN}\n\n{fields_table()}\n\n{END}{rest.split(END)[1]}"
 
 
-PAGES = {"config.md": config_page, "cli.md": cli_page, "errors.md": errors_page, "metrics.md": metrics_page}
+PAGES = {
+    "config.md": config_page,
+    "cli.md": cli_page,
+    "errors.md": errors_page,
+    "metrics.md": metrics_page,
+    "models.md": models_page,
+}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ CHECKS = {
     "lint": ["ruff", "check", "."],
     "types": ["mypy"],
     "imports": ["lint-imports"],
-    "reference docs": ["python", "tools/reference.py", "--check"],
+    "reference docs": ["python", "-m", "tools.reference", "--check"],
     "console page": ["python", "tools/console.py", "--check"],
     "helm chart": ["python", "-m", "tools.helm", "--check"],
 }

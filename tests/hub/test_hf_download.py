@@ -34,6 +34,11 @@ def test_what_a_server_needs_is_downloaded_and_nothing_else(hub: LocalHub, tmp_p
     assert (directory / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_how_an_encoder_pools_is_downloaded_too(hub: LocalHub) -> None:
+    hub.files["1_Pooling/config.json"] = b'{"pooling_mode_cls_token": true}'
+    assert (get() / "1_Pooling" / "config.json").read_bytes() == hub.files["1_Pooling/config.json"]
+
+
 def test_a_complete_model_needs_no_network(hub: LocalHub) -> None:
     directory = get()
     hub.close()

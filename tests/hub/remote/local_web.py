@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 class LocalWeb:
@@ -99,6 +100,12 @@ def local_web() -> Iterator[LocalWeb]:
         yield web
     finally:
         web.close()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """A model's files by their names."""
+    files = (path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def _send(

@@ -15,9 +15,15 @@ from penstock.hub.remote.s3 import S3Source
 from penstock.hub.resolve import default_name
 from penstock.hub.sources import source_of, weights_cache
 from tests.fake_s3 import KEYS, REGION, FakeS3, fake_s3
+from tests.hub.remote.local_web import contents
 
 WEIGHTS = os.urandom(20_000)
-MODEL = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+MODEL = {
+    "config.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "tokenizer.json": b"{}",
+    "1_Pooling/config.json": b"{}",
+}
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def pulled(spec: str) -> Path:
 def test_a_prefix_is_a_model(s3: FakeS3, page_size: int) -> None:
     s3.page_size = page_size
     directory = pulled(at(s3, "some/m odel/"))
-    assert {file.name: file.read_bytes() for file in directory.iterdir() if file.name[0] != "."} == MODEL
+    assert contents(directory) == MODEL
     assert S3Source(at(s3, "some/m odel")).read_config() == {}
     assert default_name(at(s3, "some/m odel/")) == "m odel"
 

@@ -18,7 +18,7 @@ from penstock.hub.progress import silent
 from penstock.hub.remote.web import WebSource
 from penstock.hub.resolve import default_name
 from penstock.hub.sources import cached, source_of, weights_cache
-from tests.hub.remote.local_web import LocalWeb
+from tests.hub.remote.local_web import LocalWeb, contents
 
 WEIGHTS = os.urandom(20_000)
 PARTS = ["bytes=0-4095", "bytes=4096-8191", "bytes=8192-12287", "bytes=12288-16383", "bytes=16384-19999"]
@@ -56,10 +56,11 @@ def test_a_directory_is_fetched_with_what_a_model_needs(web: LocalWeb) -> None:
         "model-1.safetensors": WEIGHTS,
         "model-2.safetensors": WEIGHTS[::-1],
         "tokenizer.json": b"{}",
+        "1_Pooling/config.json": b"{}",
     }
     web.files = {f"/m/{name}": content for name, content in files.items()} | {"/m/README.md": b"not wanted"}
     directory = pulled(f"{web.url}/m/")
-    assert {file.name: file.read_bytes() for file in directory.iterdir() if file.name[0] != "."} == files
+    assert contents(directory) == files
     assert WebSource(f"{web.url}/m").read_config() == {"model_type": "llama"}
     assert default_name(f"{web.url}/m/") == "m"
 

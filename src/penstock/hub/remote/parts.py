@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from penstock.core.errors import ModelMissing
-from penstock.core.private_files import FILE_MODE
+from penstock.core.private_files import FILE_MODE, make_private
 from penstock.hub.disk import WATCH_EVERY_S, publish
 from penstock.hub.progress import Progress
 
@@ -127,6 +127,7 @@ class PartialFile:
     def _opened(self) -> int:
         with self._lock:
             if self._data < 0:
+                make_private(self._path.parent)
                 flags = os.O_RDWR | os.O_CREAT | (os.O_TRUNC if self._is_new else 0)
                 self._data = os.open(self._data_path, flags, FILE_MODE)
                 os.ftruncate(self._data, self.file.num_bytes)

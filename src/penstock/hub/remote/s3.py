@@ -40,24 +40,24 @@ class S3Source(RemoteSource):
 
     def _listing(self, server: RemoteServer) -> list[RemoteFile]:
         if self.is_file:
-            return [self._probed(server, self._place.prefix)]
+            return [self._probed(server, self._place.prefix, self._place.prefix.rpartition("/")[2])]
         names = [name for name in self._names(server) if is_model_file(name)]
         if "config.json" not in names or not any(map(is_weights, names)):
             raise ModelUnsupported(
                 f"{shown(self.spec)} has no config.json with safetensors weights: give a .gguf file or such a prefix"
             )
-        return [self._probed(server, f"{self._place.prefix}/{name}") for name in sorted(names)]
+        return [self._probed(server, f"{self._place.prefix}/{name}", name) for name in sorted(names)]
 
     def _config(self, server: RemoteServer) -> RemoteFile:
-        return self._probed(server, f"{self._place.prefix}/config.json")
+        return self._probed(server, f"{self._place.prefix}/config.json", "config.json")
 
-    def _probed(self, server: RemoteServer, key: str) -> RemoteFile:
+    def _probed(self, server: RemoteServer, key: str, name: str) -> RemoteFile:
         url = f"{self._place.origin}{quote(self._place.root + key)}"
         with server.get(url, {"x-amz-checksum-mode": "ENABLED"}, method="HEAD") as response:
             if response.status_code in PASSING:
                 raise TryAgain(f"the store answers {response.status_code}")
             return RemoteFile(
-                name=key.rpartition("/")[2],
+                name=name,
                 url=url,
                 num_bytes=int(response.headers["content-length"]),
                 version=version_of(response),
@@ -65,9 +65,9 @@ class S3Source(RemoteSource):
             )
 
     def _names(self, server: RemoteServer) -> Iterator[str]:
-        """Names of what is right below the prefix."""
-        prefix, asked = f"{self._place.prefix}/", {"list-type": "2", "delimiter": "/"}
-        asked["prefix"] = prefix
+        """Names of what is below the prefix."""
+        prefix = f"{self._place.prefix}/"
+        asked = {"list-type": "2", "prefix": prefix}
         for _ in range(_MOST_PAGES):
             url = f"{self._place.origin}{quote(self._place.root.rstrip('/') or '/')}?{canonical_query(asked)}"
             with server.get(url) as response:
