@@ -8,6 +8,7 @@ import pytest
 
 from tests.collecting import check, is_left_out
 from tests.examples import use_no_constants, use_profiles
+from tests.gpu import has_gpu
 from tests.home import use_a_home_of_its_own
 from tests.reporting import Reporter
 
@@ -33,17 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     check(items)  # before those that are not wanted are gone
 
 
-def _has_gpu() -> bool:
-    """Where there may be one torch is asked, which takes a second to import."""
-    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
 # Triton reads this when kernels are defined. See tests/devices.py.
-if not _has_gpu():
+if not has_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from tests.gpu import NEEDS_GPU as NEEDS_GPU
+from tests.gpu import has_gpu
+
 T = TypeVar("T")
 
-IS_INTERPRETED = not torch.cuda.is_available()
+IS_INTERPRETED = not has_gpu()
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 
-NEEDS_GPU = pytest.mark.skipif(IS_INTERPRETED, reason="needs a GPU")
 # What the interpreter cannot run. Kernels that are instructions of a GPU's own (`lanes`: products of a few rows with
 # integers, `int8` for a few rows) have a plainer twin there, and early starts (`launch.wait`) are left out.
 NEEDS_FP8 = pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter has no FP8")

@@ -22,6 +22,7 @@ from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora import ForgetfulNotes
 from penstock.gateway.settings.gateway import ModelSettings, pools_of, routes_of
 from penstock.gateway.tenant_services import TenantServices
+from penstock.gateway.tokens.prompt_tokenizer import PromptTokenizer
 from penstock.gateway.websockets import websockets
 from penstock.health.settings import HealthSettings
 from penstock.http.clock import LoopClock
@@ -40,6 +41,7 @@ from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
 
 T = TypeVar("T")
+_VOCABULARIES: dict[str, PromptTokenizer] = {}  # by digest: the next gateway's model has the same, measured already
 _TURNS = 5  # of the event loop, in which a task that was woken sends what it has to send
 
 
@@ -216,6 +218,8 @@ def running_gateway(
     finally:
         found.loop.call_soon_threadsafe(found.stop)  # type: ignore[attr-defined]
         thread.join(GIVE_UP_S)
+        known = [pool.tokens.prompt_tokenizer for pool in found.app.pools.values()]
+        _VOCABULARIES.update({one.digest: one for one in known if one is not None})
 
 
 @contextlib.contextmanager

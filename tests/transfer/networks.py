@@ -15,7 +15,7 @@ from penstock.transfer.messages import Ask, Layout
 from penstock.transfer.ports import Event, Landed, Sent, Told
 from penstock.transfer.shared_memory import MemoryFile, SharedMemoryMover
 from penstock.transfer.tcp import TcpNetwork
-from tests.devices import NEEDS_GPU
+from tests.gpu import NEEDS_GPU
 from tests.transfer.fakes import FakeMemory
 from tests.waiting import eventually
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -239,13 +240,26 @@ def test_a_digest_names_what_is_handed_over() -> None:
     assert prompt_tokenizer().digest != prompt_tokenizer(template="wordy").digest
 
 
+def test_pools_of_one_model_share_its_vocabulary_while_any_uses_it() -> None:
+    def made(digest: str) -> lexicons.PromptTokenizer:
+        words = tokenizer("byte_level")
+        text = TokenizerBundle(words.to_json(), words.special_tokens(), CHATML, words.vocab_size, 1)
+        return lexicons.PromptTokenizer(text, digest)
+
+    one, same, other = made("a"), made("a"), made("b")
+    assert one._shared is same._shared is not other._shared
+    gone = weakref.ref(one._shared)
+    del one, same
+    assert gone() is None
+
+
 @pytest.fixture(scope="module")
 def real() -> lexicons.PromptTokenizer:
     checkpoint = resolve("smollm2")
     source, words = checkpoint.tokenizer_source, Tokenizer.load(checkpoint.tokenizer_source)
     vocab_size, bos_token_id = checkpoint.config.vocab_size, checkpoint.config.bos_token_id
     text = TokenizerBundle(words.to_json(), words.special_tokens(), source.chat_template, vocab_size, bos_token_id)
-    return lexicons.PromptTokenizer(text, "")
+    return lexicons.PromptTokenizer(text, "smollm2")
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -65,29 +67,35 @@ class _Start(NamedTuple):
     ids: bytes  # all, as in `HashedPrompt`
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Vocabulary:
+    """A model's tokenizer and template, and what is measured of them once. Pools of the same model share it."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    max_token_bytes: int
+    divider: str | None
+    overhead: int
+
+
+_vocabularies: WeakValueDictionary[str, _Vocabulary] = WeakValueDictionary()  # in use, by digest
+
+
 class PromptTokenizer:
     def __init__(self, text: TokenizerBundle, digest: str) -> None:
-        """Takes a while for a large vocabulary."""
+        """Takes a while for a large vocabulary, unless another pool has the same. `digest` names what is in `text`."""
         self.digest = digest
-        self._tokenizer = tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
-        self._template = ChatTemplate(
-            text.chat_template,
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-            tool_format=text.tool_format,
-        )
-        self._growth = tokenizer.growth
+        self._shared = shared = _vocabularies.get(digest) or _vocabularies.setdefault(digest, _measured(text))
+        self._tokenizer, self._template = shared.tokenizer, shared.template
+        self._max_token_bytes, self._divider, self._overhead = shared.max_token_bytes, shared.divider, shared.overhead
+        self._growth = shared.tokenizer.growth
         self.max_context = UNBOUNDED  # of its replicas, in tokens: a text that is surely longer is not tokenized
-        self._max_token_bytes = _longest_token(tokenizer)
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
         self._counts = Memo[int](_REMEMBERED)  # of whole requests: who was refused comes back with the same
         self._prefixes = Memo[int](_REMEMBERED)  # of conversations up to their last turn
         self._names = Memo[HashedPrompt](_NAMED, _NAMED_BYTES)
         self._starts = Memo[_Start](_NAMED, _NAMED_BYTES)  # of conversations up to their last turn
-        self._divider: str | None = None
-        self._divider = tokenizer.divider(self._example())
-        self._overhead = self._most_overhead()
 
     def bound(self, body: bytes) -> int:
         """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none, or where tools
@@ -236,31 +244,42 @@ class PromptTokenizer:
                 found.append(end)
         return found[::-1]
 
-    # -- the template
 
-    def _example(self) -> str:
-        """A conversation, so that the token which begins each turn is seen; empty if the model cannot chat."""
+def _measured(text: TokenizerBundle) -> _Vocabulary:
+    tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
+    template = ChatTemplate(
+        text.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tool_format=text.tool_format
+    )
+    divider = tokenizer.divider(_example(template))
+    return _Vocabulary(tokenizer, template, _longest_token(tokenizer), divider, _most_overhead(tokenizer, template))
+
+
+def _example(template: ChatTemplate) -> str:
+    """A conversation, so that the token which begins each turn is seen; empty if the model cannot chat."""
+    try:
+        return render(template, parse_chat(_chat("user", "assistant", "user")))
+    except InvalidRequest:
+        return ""
+
+
+def _most_overhead(tokenizer: Tokenizer, template: ChatTemplate) -> int:
+    """By how many tokens a prompt may exceed the bytes of its request: a template may bring words of its own.
+
+    They are brought once: where more messages or longer ones make it more, nothing bounds the template.
+    """
+    overheads = [_overhead_of(tokenizer, template, bodies) for bodies in (_SHORT, _MANY, _WIDE)]
+    return UNBOUNDED if max(overheads[1:]) > overheads[0] else overheads[0]
+
+
+def _overhead_of(tokenizer: Tokenizer, template: ChatTemplate, bodies: Iterable[bytes]) -> int:
+    most = 0
+    for body in bodies:
         try:
-            return render(self._template, parse_chat(_chat("user", "assistant", "user")))
+            text = render(template, parse_chat(body))
         except InvalidRequest:
-            return ""
-
-    def _most_overhead(self) -> int:
-        """By how many tokens a prompt may exceed the bytes of its request: a template may bring words of its own.
-
-        They are brought once: where more messages or longer ones make it more, nothing bounds the template.
-        """
-        overheads = [self._overhead_of(bodies) for bodies in (_SHORT, _MANY, _WIDE)]
-        return UNBOUNDED if max(overheads[1:]) > overheads[0] else overheads[0]
-
-    def _overhead_of(self, bodies: Iterable[bytes]) -> int:
-        most = 0
-        for body in bodies:
-            try:
-                most = max(most, self._count(parse_chat(body)) - len(body))
-            except InvalidRequest:
-                continue  # not every template takes every conversation
-        return most
+            continue  # not every template takes every conversation
+        most = max(most, tokenizer.count([text], add_special_tokens=False)[0] - len(body))
+    return most
 
 
 def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
