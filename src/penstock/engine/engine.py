@@ -419,10 +419,10 @@ class Engine:
             self.guides.go()
         shares = split(plan.slices, events, cost_s, self._work)
         num_drafts = sum([len(planned.ahead) for planned in plan.slices]) if speculation is not None else 0
-        if not num_drafts and not plan.encodes:  # what these take says nothing of tokens
-            prefill_tokens = shares.num_tokens - shares.num_decodes
-            scheduler.cache.observe(prefill_tokens, cost_s, shares.num_decodes, plan.copies)
-            scheduler.budget.observe(shares.num_tokens, shares.num_decodes, now - submitted_s)
+        if not num_drafts:
+            num_tokens = shares.num_tokens + scheduler.images.work(plan.encodes)
+            scheduler.cache.observe(num_tokens - shares.num_decodes, cost_s, shares.num_decodes, plan.copies)
+            scheduler.budget.observe(num_tokens, shares.num_decodes, now - submitted_s)
         self._read_tokens += min(shares.context, held_tokens)
         if now - self._looked_s >= _LOOK_S:
             self._looked_s, self._fragmentation = now, scheduler.fragmentation

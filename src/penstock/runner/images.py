@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.images import ImageInput
+from penstock.core.model_config import VisionConfig
 from penstock.model.batch import ImageRows
 from penstock.model.vision import VisionEncoder
 from penstock.runner.sharing import Ints
@@ -89,7 +90,7 @@ class ImageTable:
         self._free: list[int] = list(range(max_tokens))
 
     @property
-    def config(self) -> object:
+    def config(self) -> VisionConfig:
         return self._encoder.config
 
     def update(self, step: StepImages) -> None:

@@ -148,7 +148,6 @@ class Scheduler:
         tokens that may come next, of sequences that are decoding."""
         plan = StepPlan([])
         self.cache.poll(now)
-        self.images.begin()
         self._gave_way.clear()
         self._prefill_left = 0
         self.is_short = False
@@ -160,6 +159,7 @@ class Scheduler:
         if self.num_batches > 1:
             decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
+        self.images.begin(room.left(goes_first=False) if decodes else None)
         yielding = self._yielding(decodes, now) if prefills or self._waiting else {}
         for sequence in decodes:  # they always go: prefill never blocks them
             if sequence.request.id not in yielding:
