@@ -15,10 +15,13 @@ from penstock.kv.cache import KVCache
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import AttentionSpec, LayerKV, Ops
+from penstock.model.vision import VisionEncoder
+from penstock.runner.images import ImageTable
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover, PlainCopies
 from penstock.runner.runner import ModelRunner
 from penstock.sched.budget import StepBudget
+from penstock.sched.images import ImageSlots
 from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
@@ -63,15 +66,25 @@ class InProcess:
         adapters: RunnerAdapters | None = None,
         num_slots: int = 0,
         host_blocks: int = 0,
+        encoder: VisionEncoder | None = None,
+        image_tokens: int = 256,
+        step_image_tokens: int = 256,
     ) -> None:
-        """`guess`: drafts for a sequence that decodes."""
+        """`guess`: drafts for a sequence that decodes. `image_tokens`: whose embeddings are kept, and
+        `step_image_tokens` that are encoded in a step."""
         budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
         self.cache = KVCache(num_blocks, block_size, share_prefixes=share_prefixes, host_blocks=host_blocks)
-        self.scheduler = Scheduler(self.cache, budget, max_num_seqs=max_num_seqs, adapters=AdapterSlots(num_slots))
+        images = ImageSlots(image_tokens, step_image_tokens) if encoder is not None else None
+        self.scheduler = Scheduler(
+            self.cache, budget, max_num_seqs=max_num_seqs, adapters=AdapterSlots(num_slots), images=images
+        )
         self._model = Recorder(model)
         kv = soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
         mover = BlockMover(ops, kv, PlainCopies(ops, kv, host_blocks)) if host_blocks else None
-        self._runner = ModelRunner(self._model, ops, kv, adapters, mover)
+        hidden_size, table = model.config.hidden_size, None
+        if encoder is not None:
+            table = ImageTable(encoder, image_tokens, hidden_size, ops.activation_dtype)
+        self._runner = ModelRunner(self._model, ops, kv, adapters, mover, images=table)
         self._steps = 0
         self._guess = guess
         self.num_copies = 0  # blocks copied before they were written

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.core.measurements import EngineMeasurements
+from penstock.core.model_config import VisionConfig
 from penstock.core.request import FinishReason, Request, TokenLogprobs
 from penstock.engine.engine import Engine
 from penstock.engine.loop import EngineLoop
@@ -15,6 +16,7 @@ from penstock.kv.cache import KVCache
 from penstock.kv.host import HostBlocks
 from penstock.runner.assemble import Assembly
 from penstock.sched.budget import StepBudget
+from penstock.sched.images import ImageSlots
 from penstock.sched.lora import AdapterSlots
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.speculation.speculation import Speculation
@@ -113,9 +115,10 @@ def serve(
     num_blocks: int,
     speculate: Callable[[KVCache], Speculation] | None = None,
     guides: Guides | None = None,
+    vision: VisionConfig | None = None,
 ) -> None:
     """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered. What is on
-    the host is always worth fetching."""
+    the host is always worth fetching. `vision`: of a model that is sent images."""
     assert num_blocks <= assembly.size.num_blocks
     cache = KVCache(num_blocks, assembly.limits.block_size)
     if assembly.size.host_blocks:  # they come after all of the device's, whether those are used or not
@@ -130,9 +133,12 @@ def serve(
         max_num_seqs=assembly.limits.max_num_seqs,
         adapters=slots,
         num_batches=assembly.parallelism.pp,
+        images=ImageSlots(assembly.limits.image_tokens, assembly.limits.step_image_tokens),
     )
     speculation = speculate(cache) if speculate is not None else None
-    engine = Engine(scheduler, assembly.runner, guides=guides, speculation=speculation, experts=assembly.experts)
+    engine = Engine(
+        scheduler, assembly.runner, guides=guides, speculation=speculation, experts=assembly.experts, vision=vision
+    )
     EngineLoop(engine, clients, TickingClock()).run()
     assert not clients.open
     assert not scheduler.has_work

@@ -101,6 +101,7 @@ def assembled(
     max_loras: int | None = None,
     speculate: Literal["off", "ngram", "draft"] = "off",
     draft_seed: int = 0,
+    max_image_tokens: int | None = None,
 ) -> Assembly:
     """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
     the overlapped runner every plan goes through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are several ranks,
@@ -115,6 +116,7 @@ def assembled(
         chunk_tokens=chunk_tokens,
         host_kv_gib=host_kv_gib,
         max_loras=max_loras,
+        max_image_tokens=max_image_tokens,
         memory_fraction=0.05 if kind == "cuda" and not ranks else None,
         threads=1 if ranks else None,
         **ranks,  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ FILES = {
     "tests/runner/test_cuda_drafted_adapters.py": 13,
     "tests/runner/test_cuda_drafts.py": 25,
     "tests/runner/test_cuda_families.py": 92,
+    "tests/runner/test_cuda_images.py": 20,
     "tests/runner/test_cuda_memory.py": 29,
     "tests/runner/test_cuda_moving.py": 6,
     "tests/runner/test_cuda_park.py": 31,

@@ -7,6 +7,8 @@ transfer tell two images apart without knowing that there are images.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 FIRST_IMAGE_TOKEN = 1 << 30  # vocabularies end far below, and int32 ends above the last one
@@ -30,3 +32,19 @@ class ImageInput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     grid: list[int]  # how its patches lie: frames, rows, columns; what the family's processor says
     shape: list[int]  # of `values`
     values: bytes  # float32, as the family's processor made them
+
+
+def are_placed(images: Sequence[ImageInput], prompt_ids: Sequence[int]) -> bool:
+    """Whether the tokens of these images, and no others, are tokens of images in the prompt: one after the other, each
+    where it says."""
+    end = 0
+    for image in images:
+        begin, text = image.start, prompt_ids[end : image.start]
+        if begin < end or any(map(is_image_token, text)):
+            return False
+        end = begin + image.num_tokens
+        if end > len(prompt_ids) or not all(map(is_image_token, prompt_ids[begin:end])):
+            return False
+        if prompt_ids[begin] != image_token(image.digest):
+            return False
+    return not any(map(is_image_token, prompt_ids[end:]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from penstock.core.images import ImageInput
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
@@ -45,6 +48,64 @@ class StoredGroups:
 
 
 @dataclass(frozen=True)
+class VisionConfig:
+    """The encoder of images in front of a decoder. What an image looks like to it is the family's affair."""
+
+    family: Literal["idefics3", "qwen2_5_vl"]
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_size: int  # pixels of a patch's side
+    merge_size: int  # so many patches by so many become one token
+    image_size: int = 0  # idefics3: pixels of each image's side
+    temporal_patch_size: int = 1  # qwen2_5_vl: frames of a patch; an image is repeated
+    window_size: int = 0  # qwen2_5_vl: pixels of a window's side
+    full_layers: tuple[int, ...] = ()  # qwen2_5_vl: layers that see the whole image, not a window
+    norm_eps: float = 1e-6
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch: three colours of each pixel."""
+        return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """`hidden_size`: of the decoder."""
+        hidden, merged = self.hidden_size, self.hidden_size * self.merge_size**2
+        mlps = 3 if self.family == "qwen2_5_vl" else 2
+        layers = self.num_layers * (4 * hidden * hidden + mlps * hidden * self.intermediate_size)
+        if self.family == "qwen2_5_vl":
+            return layers + self.patch_values * hidden + merged * (merged + hidden_size)
+        positions = (self.image_size // self.patch_size) ** 2
+        return layers + (self.patch_values + positions) * hidden + merged * hidden_size
+
+    def problem(self, image: ImageInput) -> str | None:
+        """Why the encoder cannot take an image as it is described; None: it can."""
+        if len(image.grid) != 3 or min(image.grid) < 1 or image.num_tokens < 1:
+            return f"its grid is {image.grid}"
+        if len(image.values) != 4 * math.prod(image.shape):
+            return f"it has {len(image.values)} bytes of values for a shape of {image.shape}"
+        if self.family == "idefics3":
+            return self._problem_of_square(image)
+        frames, rows, columns = image.grid
+        if frames != 1 or rows % self.merge_size or columns % self.merge_size:
+            return f"a grid of {image.grid} patches cannot be merged by {self.merge_size}"
+        if image.num_tokens != rows * columns // self.merge_size**2:
+            return f"it has {image.num_tokens} tokens for a grid of {image.grid}"
+        if image.shape != [rows * columns, self.patch_values]:
+            return f"its values are {image.shape}, not {[rows * columns, self.patch_values]}"
+        return None
+
+    def _problem_of_square(self, image: ImageInput) -> str | None:
+        side = self.image_size // self.patch_size
+        if image.shape != [3, self.image_size, self.image_size]:
+            return f"its values are {image.shape}, not {[3, self.image_size, self.image_size]}"
+        if image.num_tokens != (side // self.merge_size) ** 2:
+            return f"it has {image.num_tokens} tokens, not {(side // self.merge_size) ** 2}"
+        return None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     architecture: str  # the family's name, a key of `hub.families.FAMILY_FILES`
     vocab_size: int
@@ -71,6 +132,10 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the norms' weights: Gemma's count from one
     embedding_scale: float = 1.0
     experts: Experts | None = None
+    vision: VisionConfig | None = None  # None: it takes no images
+    # Of a head's frequencies, how many turn with the time, the row and the column of a token of an image; (): all turn
+    # with its position.
+    rope_sections: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.

@@ -45,6 +45,11 @@ class EngineSettings:
     max_model_len: Count | None = setting(None, "longest prompt plus output, in tokens; auto: the model's context")
     max_num_seqs: Count | None = setting(None, "most sequences in a batch")
     chunk_tokens: Count | None = setting(None, "most tokens in a step; longer prompts are computed in chunks")
+    max_image_tokens: Count | None = setting(
+        None,
+        "most tokens of an image, and of images whose embeddings are kept beside the KV cache; of a model that takes "
+        "images, auto: 16384; fewer leave more of a GPU's memory to the KV cache",
+    )
     block_size: Count | None = setting(None, "tokens in a block of the KV cache; with sp, of each rank's part of one")
     memory_fraction: Share | None = setting(
         None,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.core.errors import EngineUnavailable, PenstockError, UnsupportedParameter, UnsupportedTask
+from penstock.core.images import are_placed
 from penstock.core.measurements import (
     DiskCacheUse,
     EngineLoad,
@@ -25,6 +26,7 @@ from penstock.core.measurements import (
     PrefixCacheUse,
     SpeculationTotals,
 )
+from penstock.core.model_config import VisionConfig
 from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.engine.embedding import EmbedBatch, EmbedQueue
 from penstock.engine.lora import LoraManager
@@ -94,10 +96,12 @@ class Engine:
         transfer: KvExchange | None = None,
         num_devices: int = 1,
         model: str = "",
+        vision: VisionConfig | None = None,
     ) -> None:
         """`work` splits a step's time over its sequences. Requests for what is None are refused; without `memory` that
         can be given back the engine cannot be parked. `experts`: of a mixture. `num_devices`: those that work on every
-        step, each of which a request pays for. `model` marks messages where several engines share a process."""
+        step, each of which a request pays for. `model` marks messages where several engines share a process. `vision`:
+        the encoder of images; None: requests with images are refused."""
         self.scheduler = scheduler
         self.runner = runner
         self.guides = guides
@@ -112,6 +116,7 @@ class Engine:
         self.failed_steps = 0  # in a row
         self._model = model
         self._memory = memory
+        self._vision = vision
         self._rebalancing = Rebalancing(experts)
         self.transfer = transfer
         self._work = work
@@ -175,13 +180,27 @@ class Engine:
         if request.adapter is not None and not self.scheduler.adapters.num_slots:
             self._refuse(request, "this engine runs no adapters", UnsupportedParameter.code)
             return
-        if request.images:
-            self._refuse(request, "this engine takes no images", UnsupportedParameter.code)
+        if request.images and (reason := self._refusal_of(request)):
+            self._refuse(request, reason, UnsupportedParameter.code)
             return
         guide = self.guides.open(request) if request.guide is not None and self.guides is not None else None
         sequence = self.scheduler.submit(request, now, guide)
         if self.transfer is not None and self.transfer.begin(sequence, now):
             self.scheduler.set_aside(sequence)
+
+    def _refusal_of(self, request: Request) -> str | None:
+        """Why the images of a request cannot be taken; None: they can."""
+        room = self.scheduler.images.max_tokens
+        if self._vision is None or not room:
+            return "this engine takes no images"
+        for number, image in enumerate(request.images, 1):
+            if image.num_tokens > room:
+                return f"image {number} has {image.num_tokens} tokens; this engine takes up to {room}"
+            if problem := self._vision.problem(image):
+                return f"image {number} is not what this model's encoder takes: {problem}"
+        if not are_placed(request.images, request.prompt_ids):
+            return "the images are not where the prompt has their tokens"
+        return None
 
     def _abort(self, request_id: str) -> bool:
         if self.transfer is not None:
@@ -269,6 +288,7 @@ class Engine:
             self.lora.is_parked = parks
         if parks:
             self.scheduler.cache.clear()
+            self.scheduler.images.clear()
             self._report([])
         self.outbox.append(ParkAnswer(parks, change, model=self._model))
 
@@ -400,9 +420,9 @@ class Engine:
         shares = split(plan.slices, events, cost_s, self._work)
         num_drafts = sum([len(planned.ahead) for planned in plan.slices]) if speculation is not None else 0
         if not num_drafts:
-            prefill_tokens = shares.num_tokens - shares.num_decodes
-            scheduler.cache.observe(prefill_tokens, cost_s, shares.num_decodes, plan.copies)
-            scheduler.budget.observe(shares.num_tokens, shares.num_decodes, now - submitted_s)
+            num_tokens = shares.num_tokens + scheduler.images.work(plan.encodes)
+            scheduler.cache.observe(num_tokens - shares.num_decodes, cost_s, shares.num_decodes, plan.copies)
+            scheduler.budget.observe(num_tokens, shares.num_decodes, now - submitted_s)
         self._read_tokens += min(shares.context, held_tokens)
         if now - self._looked_s >= _LOOK_S:
             self._looked_s, self._fragmentation = now, scheduler.fragmentation
@@ -421,6 +441,7 @@ class Engine:
         message = "the engine failed while running this request"
         self.scheduler.adapters.undo(plan)
         self.scheduler.cache.undo(plan.copies)
+        self.scheduler.images.undo(plan.encodes)
         self._report([TokenEvent(request_id, finish=FinishReason.ERROR, error=message) for request_id in ended])
 
     def embedded(self, batch: EmbedBatch) -> None:

@@ -107,6 +107,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     generates: bool = True  # it answers with tokens
     embeds: bool = False  # it answers with vectors, and with scores if it generates too
     takes_images: bool = False  # prompts may have `Request.images`
+    max_image_tokens: int = 0  # of one of them
     max_loras: int = 0  # adapters that have room on the device; 0: it cannot run any
     speculation: str = "off"  # what it guesses tokens with, in words
     can_park: bool = False  # its device's memory can be given back

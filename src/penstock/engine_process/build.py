@@ -23,7 +23,7 @@ from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.disk import check_disk, open_disk
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.expert_reports import report_experts
-from penstock.engine_process.facts import peaks_of, rank_reads, weight_bytes, work_of
+from penstock.engine_process.facts import image_slots, peaks_of, rank_reads, weight_bytes, work_of
 from penstock.engine_process.guides import make_guides
 from penstock.engine_process.parallelism import with_parallelism
 from penstock.engine_process.phases import Phases
@@ -100,6 +100,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         patience_s=settings.slo.patience_s,
         adapters=slots,
         num_batches=assembly.parallelism.pp,
+        images=image_slots(checkpoint.config, assembly.limits),
     )
     num_ranks = assembly.parallelism.num_ranks
     kv_bytes = round(assembly.size.kv_bytes / assembly.kv_share)  # of all ranks
@@ -134,6 +135,8 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         device_name=assembly.device.driver_name,
         device_uuid=assembly.device.uuid,
         embeds=assembly.embedder is not None,
+        takes_images=assembly.limits.image_tokens > 0,
+        max_image_tokens=assembly.limits.image_tokens,
         max_loras=slots.num_slots,
         speculation=speculates,
         can_park=assembly.memory is not None,
@@ -164,6 +167,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         experts=assembly.experts,
         transfer=transfer.exchange,
         num_devices=num_ranks,
+        vision=checkpoint.config.vision,
     )
     if assembly.experts is not None:
         report_experts(assembly.experts, mailbox.send)

@@ -13,7 +13,9 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.parallelism import Parallelism
 from penstock.core.ranks import RankReads
 from penstock.model.shard import Axis, Shard
+from penstock.runner.limits import Limits
 from penstock.sched.cost import Work
+from penstock.sched.images import ImageSlots
 
 # Operations that a device does in the time in which it reads a byte: an H200's by its measured peaks, and a CPU core's
 # by what its steps took (`python -m tools.cost`).
@@ -32,6 +34,15 @@ def work_of(config: ModelConfig, device: str, kv_token_bytes: int, peaks: Peaks 
         read=kv_token_bytes * flops_per_byte,
         pair=model.flops_per_pair,
     )
+
+
+def image_slots(config: ModelConfig, limits: Limits) -> ImageSlots:
+    """A token of an image is several patches through the encoder, and one of a prompt passes the decoder."""
+    if config.vision is None:
+        return ImageSlots()
+    patches = config.vision.merge_size**2
+    price = patches * config.vision.num_parameters(config.hidden_size) / config.num_active_parameters
+    return ImageSlots(limits.image_tokens, limits.step_image_tokens, price=price)
 
 
 def weight_bytes(config: ModelConfig, number_format: str, quant: str) -> int:

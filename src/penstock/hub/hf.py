@@ -10,6 +10,7 @@ from penstock.core.tokenizer_source import TokenizerFiles
 from penstock.hub.fp8 import check_scales, kv_scale_names
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json
+from penstock.hub.hf_vision import our_name
 from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.schemes import read_scheme
@@ -17,13 +18,6 @@ from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# How a model that also sees images calls the part that speaks, older files and newer; the rest is not read.
-TEXT_PREFIXES = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 class HFCheckpoint:
@@ -31,7 +25,7 @@ class HFCheckpoint:
         self._directory = directory
         self._described = HFDirectory(directory)
         config = self._described.read_config()
-        self._files = self._text_tensors()
+        self._files = self._named_tensors()
         quantization = config.get("quantization_config")
         self._scheme = read_scheme(quantization) if quantization else None
         self._tensors = Tensors(
@@ -102,12 +96,10 @@ class HFCheckpoint:
         file, theirs = self._files[name]
         return file.stored(theirs)
 
-    def _text_tensors(self) -> dict[str, tuple[SafetensorsFile, str]]:
+    def _named_tensors(self) -> dict[str, tuple[SafetensorsFile, str]]:
         """Every tensor's file, and its name there."""
-        found = self._open_weights()
-        if not any(name.startswith(tuple(TEXT_PREFIXES)) for name in found):
-            return {name: (file, name) for name, file in found.items()}
-        return {_text_name(name): (file, name) for name, file in found.items() if not name.startswith(IMAGE_PREFIXES)}
+        named = ((our_name(name), name, file) for name, file in self._open_weights().items())
+        return {ours: (file, theirs) for ours, theirs, file in named if ours is not None}
 
     def _open_weights(self) -> dict[str, SafetensorsFile]:
         """Every tensor's file. Each shard is checked to be complete, and to hold what the index says."""
@@ -122,10 +114,3 @@ class HFCheckpoint:
             if name not in shards[shard].tensors:
                 raise ModelCorrupt(f"{shard} does not hold {name}, which {INDEX} says it does; download it again")
         return {name: shards[shard] for name, shard in places.items()}
-
-
-def _text_name(name: str) -> str:
-    for prefix, ours in TEXT_PREFIXES.items():
-        if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
-    return name

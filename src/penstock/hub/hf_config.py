@@ -13,11 +13,11 @@ from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
+from penstock.hub.hf_vision import rope_sections, text_config, vision_config
 from penstock.hub.quantization import Quantization
 
 Json = Mapping[str, Any]
 
-WITH_IMAGES = ("gemma3",)
 ACTIVATIONS = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",)}
 
 
@@ -25,7 +25,7 @@ def model_config(
     config: Json, generation: Json, *, has_head: bool, quantization: Quantization | None = None
 ) -> ModelConfig:
     """`generation` is generation_config.json, or empty; `has_head` and `quantization` say what the weights are like."""
-    config = text_config(config)
+    whole, config = config, text_config(config)
     family = config.get("model_type")
     if family not in FAMILY_FILES:
         raise ModelUnsupported(f"model_type {family!r} cannot be served; supported: {', '.join(FAMILY_FILES)}")
@@ -33,20 +33,18 @@ def model_config(
     values = {**files.hf_defaults, **config}
     _reject_unknown_math(values, files)
     try:
-        return check_sizes(replace(_build(family, values, generation, has_head), quantization=quantization))
+        return check_sizes(
+            replace(
+                _build(family, values, generation, has_head),
+                quantization=quantization,
+                vision=vision_config(whole),
+                rope_sections=rope_sections(whole),
+            )
+        )
     except KeyError as error:
         raise ModelCorrupt(f"config.json has no {error}; download it again") from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelCorrupt(f"config.json holds a value that cannot be ({error}); download it again") from None
-
-
-def text_config(config: Json) -> Json:
-    """Of a model that also sees images, the part that speaks: it can be served without the rest."""
-    inner = config.get("text_config")
-    if config.get("model_type") not in WITH_IMAGES or not isinstance(inner, Mapping):
-        return config
-    outer = {key: config[key] for key in ("eos_token_id", "bos_token_id", "quantization_config") if config.get(key)}
-    return {**inner, **outer}
 
 
 def _build(family: str, values: Json, generation: Json, has_head: bool) -> ModelConfig:

@@ -111,7 +111,7 @@ class QuantizedDirectory:
             write_tokenizer(checkpoint, self.path, tokenizer_json, special_tokens)
         else:
             config = HFDirectory(checkpoint.path).read_config()
-            if "text_config" in config:  # of a model that also sees: what is written only speaks
+            if "text_config" in config or "vision_config" in config:  # it takes images: what is written does not
                 config = hf_config(checkpoint.config, dtype)
             for name in CARRIED:
                 if (checkpoint.path / name).is_file():

@@ -30,6 +30,22 @@ class SlotRows:
 
 
 @dataclass(frozen=True)
+class ImageRows:
+    """Tokens of images, in place of whose embeddings the decoder takes what the encoder made."""
+
+    rows: Tensor  # [rows] int64
+    values: Tensor  # [rows, hidden]
+
+
+@dataclass(frozen=True)
+class Angles:
+    """By which each token of a step is rotated, where that does not follow from its place in the sequence alone."""
+
+    cos: Tensor  # [tokens, 1, head_dim / 2] float32
+    sin: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
     """The tokens of sequence s are rows query_starts[s] to query_starts[s + 1]; they are the last ones of its
     context, so row r of them sits at position context_lens[s] - (query_starts[s + 1] - r)."""
@@ -46,6 +62,9 @@ class Batch:
     # What single tokens bring is stored before any of them attends: several may be of one sequence, as drafts are.
     stores_first: bool = False
     slots: Tensor | None = None  # [tokens] int32, on the device, in place of `adapters`: of each token; -1: no adapter
+    images: ImageRows | None = None
+    turns: Tensor | None = None  # [3, tokens] int32: time, row and column that a token is rotated by; None: positions
+    angles: Angles | None = None  # that follow from them: the decoder makes them for all its layers
 
     @property
     def num_tokens(self) -> int:

@@ -19,10 +19,11 @@ from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
 from penstock.model.quantized import Weight
 from penstock.model.ranks import gathered_head, split_embedding
-from penstock.model.rope import rope_tables
+from penstock.model.rope import rope_tables, still_tables
 from penstock.model.sequence import SequenceGroup
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
+from penstock.model.turning import Turning, turned
 from penstock.model.weights import Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
@@ -138,6 +139,32 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAttention:
+    """Attention whose queries and keys are rotated before it: its own rotation turns nothing."""
+
+    attention: Attention
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        own, ops = self.attention, self.attention.ops
+        qkv = turned(ops.norm_linear(stream, own.norm, own.qkv), own.spec, batch)
+        ops.add_linear(stream, ops.attention(qkv, own.spec, own.rope, kv, batch), own.output)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedLayer:
+    attention: TurnedAttention
+    mlp: MLP
+
+    @property
+    def parts(self) -> None:
+        return None
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        self.attention(stream, kv, batch)
+        self.mlp(stream)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     attention: Attention
     mlp: MLP
@@ -171,6 +198,7 @@ class Decoder:
     norm: Norm
     head: Linear
     after: Link | None = None  # the next stage of a pipeline, which makes the logits; None: this one does
+    turning: Turning | None = None  # of layers whose rotation does not follow from positions alone
 
     @classmethod
     def load(cls, weights: Weights, load_layer: LayerLoader, progress: Progress) -> Decoder:
@@ -185,11 +213,17 @@ class Decoder:
             norm=load_norm(weights, "model.norm"),
             head=head,
             after=weights.stage.after,
+            turning=Turning.of(config, weights.ops.device),
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
+        if self.turning is not None:
+            batch = replace(batch, angles=self.turning(batch))
         self.ops.begin(batch)
-        stream = Stream(self.embedding(batch.token_ids))
+        embedded = self.embedding(batch.token_ids)
+        if batch.images is not None:
+            embedded.index_copy_(0, batch.images.rows, batch.images.values.to(embedded.dtype))
+        stream = Stream(embedded)
         self.ops.run_layers(self.layers, stream, kv, batch)
         if self.after is not None:
             self.after.send(stream.total())
@@ -251,7 +285,8 @@ def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:
 
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:
     num_layers, own = weights.config.num_layers, weights.stage.of(weights.config.num_layers)
-    rope = rope_tables(weights.config, weights.ops.device, weights.max_context)
+    tables = rope_tables if not weights.config.rope_sections else still_tables
+    rope = tables(weights.config, weights.ops.device, weights.max_context)
     layers = []
 
     def load(index: int) -> Layer:

@@ -14,6 +14,7 @@ from penstock.core.model_config import Experts, ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray, Part, StoredTensor
+from penstock.model.vision.shapes import vision_shapes
 
 MAX_DRAWN_BY_CPU = 1 << 22  # numbers of one matrix
 SMALL_MODEL = 1 << 30  # parameters: matrices of a larger one are not drawn by the CPU, however small each expert is
@@ -94,7 +95,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_layers):
         mlp = _expert_shapes(config, config.experts) if config.experts and config.has_experts(layer) else _mlp(config)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in (attention | mlp).items()}
-    return shapes
+    return shapes | vision_shapes(config)
 
 
 def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,12 @@ def rope_tables(config: ModelConfig, device: torch.device, max_context: int | No
     return Rope(cos=cos.to(device), sin=sin.to(device))
 
 
+def still_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
+    """Angles of zero: heads are rotated before kernels see them (see `model.turning`)."""
+    shape = (config.context_length, config.head_dim // 2)
+    return Rope(cos=torch.ones(shape, device=device), sin=torch.zeros(shape, device=device))
+
+
 def paired_rows(head_dim: int, rotary_dim: int) -> Tensor:
     """Where only the first dimensions of a head are rotated: in which order its dimensions must lie for the halves of a
     whole head to be the pairs that turn together, and behind them those that do not. q and k have the same order, and

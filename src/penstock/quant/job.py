@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.hub.checkpoint import Checkpoint
+from penstock.hub.hf_vision import ENCODER
 from penstock.hub.quantized_directory import QuantizedDirectory, ShardFile
 from penstock.hub.safetensors_file import CODES, Written
 from penstock.model.sparse import SparseMLP
@@ -91,7 +92,7 @@ def layer_tensors(layer: OpenLayer, checkpoint: Checkpoint, recipe: Recipe) -> d
 
 def _other_tensors(checkpoint: Checkpoint, recipe: Recipe) -> dict[str, Written]:
     """Embedding, last norm and head: as they are, in 16 bits."""
-    names = {name for name in checkpoint.tensor_names() if not name.startswith("model.layers.")}
+    names = {name for name in checkpoint.tensor_names() if not name.startswith(("model.layers.", *ENCODER))}
     if checkpoint.config.tied_embeddings:
         names.discard("lm_head.weight")
     return {name: Written(checkpoint.tensor(name), CODES[recipe.dtype]) for name in sorted(names)}

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from penstock.model.batch import ImageRows
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
@@ -24,14 +25,15 @@ from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
 from penstock.runner.decode_graphs import DecodeGraphs, best_of, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
+from penstock.runner.images import ImageTable
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.pending import PendingStep, Scores, event, sampled, score
 from penstock.runner.rows import spread
-from penstock.runner.runner import Tell, in_step
+from penstock.runner.runner import Tell, in_step, merge_size_of, taken
 from penstock.runner.sharing import MIN_MEMBERS, Room, SharedViews, share
-from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, write
+from penstock.runner.step_inputs import Inputs, Sizes, StepInputs, as_batch, images_of, write
 from penstock.runner.step_meter import StepMeter, communication_of
 from penstock.runner.verify import choices, newest_rows
 from penstock.sched.plan import Sampled, SampleSpec, Slice, StepPlan
@@ -50,8 +52,12 @@ class CudaRunner:
         mover: BlockMover | None = None,
         ranks: Ranks | None = None,
         stage: Stage = Stage(),  # noqa: B008 (frozen)
+        images: ImageTable | None = None,
     ) -> None:
-        """`ranks`: those that share the model; None: there is one. `stage`: of a pipeline, which of its stages."""
+        """`ranks`: those that share the model; None: there is one. `stage`: of a pipeline, which of its stages.
+        `images`: of a model that takes them."""
+        self._images = images
+        self._merge_size = merge_size_of(model.config)
         self._stage_of_pipeline = stage
         self._model = model
         self._ranks = ranks or SingleRank()
@@ -67,7 +73,8 @@ class CudaRunner:
         self._ladder = graph_ladder(max_num_seqs)
         self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
         rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
-        mixed = Sizes(most_tokens, max_num_seqs, rows, self._table_width, self._room(max_num_seqs), adapted=True)
+        room, is_turned = self._room(max_num_seqs), self._merge_size > 0
+        mixed = Sizes(most_tokens, max_num_seqs, rows, self._table_width, room, adapted=True, turned=is_turned)
         # Before graphs are captured, a step of drafts is run as it is, and its sequences may share and have adapters.
         decodes = replace(self._graph_sizes(max(max_num_seqs, most_rows)), adapted=True)
         most = max(mixed.total, decodes.total)
@@ -149,13 +156,14 @@ class CudaRunner:
         singles = self._singles(plan.slices)
         slices = singles or plan.slices
         num_rows = sum(1 + len(s.ahead) for s in plan.slices if s.sample is not None)
-        is_captured = bool(singles and self._graphs)
+        images = images_of(plan, slices)
+        is_captured = bool(singles and self._graphs and not images.parts)
         sizes = self._sizes(slices, num_rows, stores_first=slices is not plan.slices, is_captured=is_captured)
         if not self._stage(slices, sizes):
             sizes = replace(sizes, sharing=None)
         num_decodes = sizes.sequences if is_captured else sum(s.num_tokens == 1 for s in slices)
         ints = self._stage_of_step[: sizes.total].numpy()
-        return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements)
+        return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements, images)
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -210,13 +218,14 @@ class CudaRunner:
             self._mover.move(step.copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
+        images = taken(self._images, step)
         self._send(step)
         if step.is_captured:
             graph = self._graphs[step.sizes]
             graph.graph.replay()
             self.meter.add_communication(graph.communication_s)
             return graph.logits[: step.num_rows], graph.best[: step.num_rows]
-        logits = self._forward(step.sizes, step.num_decodes)
+        logits = self._forward(step.sizes, step.num_decodes, images)
         return logits, best_of(logits)
 
     def _sizes(self, slices: list[Slice], num_rows: int, *, stores_first: bool, is_captured: bool) -> Sizes:
@@ -227,11 +236,12 @@ class CudaRunner:
             return self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
         width = max(len(s.block_ids) for s in slices)
         tokens = sum(s.num_tokens for s in slices)
-        return Sizes(tokens, len(slices), num_rows, width, self._room(len(slices)), stores_first, adapted)
+        room, is_turned = self._room(len(slices)), self._merge_size > 0
+        return Sizes(tokens, len(slices), num_rows, width, room, stores_first, adapted, is_turned)
 
     def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
         room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
-        return Sizes(size, size, size, self._table_width, room, stores_first, adapted)
+        return Sizes(size, size, size, self._table_width, room, stores_first, adapted, self._merge_size > 0)
 
     def _are_adapted(self, slices: list[Slice]) -> bool:
         return self._adapters is not None and any(s.slot is not None for s in slices)
@@ -251,7 +261,7 @@ class CudaRunner:
     def _stage(self, slices: list[Slice], sizes: Sizes) -> bool:
         """Write the step's integers where they are sent from. Returns whether prefixes are shared."""
         host = Inputs.views(self._stage_of_step.numpy(), sizes)
-        num_decodes = write(host, slices, self._rows)
+        num_decodes = write(host, slices, self._rows, self._merge_size)
         if not host.shared:
             return False
         # Of a whole block of the table each rank keeps as many tokens: what is shared is the same on all of them.
@@ -264,7 +274,7 @@ class CudaRunner:
             stage.numpy()[:] = step.ints
         self._inputs[:total].copy_(stage, non_blocking=True)
 
-    def _forward(self, sizes: Sizes, num_decodes: int) -> Tensor:
+    def _forward(self, sizes: Sizes, num_decodes: int, images: ImageRows | None = None) -> Tensor:
         inputs = Inputs.views(self._inputs, sizes)
         batch = as_batch(inputs, self._sampled, num_decodes)
-        return self._model(replace(batch, stores_first=sizes.stores_first), self._kv)
+        return self._model(replace(batch, stores_first=sizes.stores_first, images=images), self._kv)

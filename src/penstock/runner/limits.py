@@ -22,9 +22,11 @@ class Defaults:
     chunk_tokens: int
     block_size: int
     max_loras: int  # on a GPU each takes memory, and graphs of their own: they are asked for
+    step_image_tokens: int
 
 
-DEFAULTS = {"cpu": Defaults(64, 512, 16, 8), "cuda": Defaults(256, 8192, 64, 0)}
+DEFAULTS = {"cpu": Defaults(64, 512, 16, 8, 256), "cuda": Defaults(256, 8192, 64, 0, 4096)}
+_IMAGE_TOKENS = 16_384  # as many as the largest image of the families that take any size
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Limits:
     max_model_len: int
     most_rows: int = 0  # tokens of a step in which sequences bring a few each, drafts mostly; 0: there are none
     num_ahead: int = 1  # steps that are launched before the result of one is read
+    image_tokens: int = 0  # of images, whose embeddings are kept; 0: there are none
+    step_image_tokens: int = 0  # of images that are encoded in a step, unless a single one is more
 
     @property
     def table_width(self) -> int:
@@ -61,13 +65,28 @@ def resolve_limits(config: ModelConfig, settings: EngineSettings, device_type: s
     sp = settings.sp or 1
     # A routing block has whole ones: gateways know by those what a replica has cached.
     block_size = settings.block_size or max(1, min(defaults.block_size, ROUTING_TOKENS // sp))
+    image_tokens = resolve_image_tokens(config, settings)
     return Limits(
         block_size=block_size * sp,
         max_num_seqs=max_num_seqs,
         chunk_tokens=chunk_tokens,
         max_model_len=longest_context(settings, config),
         most_rows=most_rows,
+        image_tokens=image_tokens,
+        step_image_tokens=min(defaults.step_image_tokens, image_tokens),
     )
+
+
+def resolve_image_tokens(config: ModelConfig, settings: EngineSettings) -> int:
+    if config.vision is None:
+        return 0
+    if (settings.pp or 1) > 1:
+        log.warning(
+            "the model takes images, but not over pipeline stages (pp %d): requests with images are refused",
+            settings.pp,
+        )
+        return 0
+    return settings.max_image_tokens or _IMAGE_TOKENS
 
 
 def resolve_max_loras(settings: EngineSettings, device_type: str) -> int:

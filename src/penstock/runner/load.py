@@ -22,9 +22,11 @@ from penstock.model.ops.packed_cache import PackedCache, files_identity
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
+from penstock.model.vision.loading import load_vision
 from penstock.model.weights import Site
 from penstock.runner.embedder import DecoderEmbedder
 from penstock.runner.experts import read_expert_counts
+from penstock.runner.images import ImageTable
 from penstock.runner.kernels import choose_kernels
 from penstock.runner.kv_memory import SharedCache
 from penstock.runner.limits import Limits, resolve_limits, resolve_max_loras
@@ -118,7 +120,7 @@ def _parkable(loaded: LoadedEngine, device: torch.device) -> VirtualMemory:
     rehome(memory, tensors_of(loaded.embedder.blocks), Keep.NEVER, device)
     counts = [each for model in models if model.experts is not None for each in model.experts.changing]
     stay = {each.untyped_storage().data_ptr() for each in counts}  # they are read while the engine is parked, too
-    weights = tensors_of([model.model for model in models])
+    weights = tensors_of([(model.model, model.images) for model in models])
     moved = (each for each in weights if each.untyped_storage().data_ptr() not in stay)
     rehome(memory, moved, Keep.ONCE, device)
     return memory
@@ -166,8 +168,17 @@ def _load_target(
         with told_if_too_large("what is set aside for adapters", "lower max_loras or max_lora_rank"):
             adapted = with_adapters(model, sites, ops, num_loras, max_rank=settings.max_lora_rank, stage=stage)
         loaded = replace(loaded, model=adapted, adapters=RunnerAdapters(adapted.bank))
+    with told_if_too_large("the encoder of images", "lower max_image_tokens"):
+        loaded = replace(loaded, images=_images(checkpoint, ops, limits))
     pooling = _pooling(checkpoint, settings)
     return loaded, DecoderEmbedder(model, ops, loaded.kv_shape(1), pooling, limits.chunk_tokens)
+
+
+def _images(checkpoint: Checkpoint, ops: Ops, limits: Limits) -> ImageTable | None:
+    encoder = load_vision(checkpoint, ops) if limits.image_tokens else None
+    if encoder is None:
+        return None
+    return ImageTable(encoder, limits.image_tokens, checkpoint.config.hidden_size, ops.activation_dtype)
 
 
 def _experts(checkpoint: Checkpoint, settings: EngineSettings, ops: Ops, ranks: Ranks) -> ExpertLayers | None:

@@ -9,6 +9,7 @@ from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops, Zeros
 from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
+from penstock.runner.images import ImageTable
 from penstock.runner.kernels import Kernels
 from penstock.runner.limits import Limits
 from penstock.runner.lora import RunnerAdapters
@@ -25,6 +26,7 @@ class LoadedModel:
     ranks: Ranks = field(default_factory=SingleRank)  # those that share the model
     stage: Stage = Stage()  # noqa: RUF009 (frozen)
     experts: ExpertLayers | None = None  # None: it is no mixture
+    images: ImageTable | None = None  # None: it takes no images
     kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer's keys and values, as the model's files have them
 
     def kv_shape(self, num_blocks: int) -> KVShape:

@@ -26,7 +26,7 @@ from penstock.runner.limits import Limits
 from penstock.runner.loaded_model import LoadedModel
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
-from penstock.runner.profile import adapted, decode_step, largest_step, rows_step
+from penstock.runner.profile import adapted, decode_step, forgetting_step, images_step, largest_step, rows_step
 from penstock.runner.runner import ModelRunner, RankRunner
 from penstock.runner.step_meter import StepMeter, communication_of
 
@@ -47,18 +47,34 @@ def make_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None
             captured.rehearse(adapted(largest_step(limits)))
         if limits.most_rows:
             captured.rehearse(rows_step(limits))
+        if loaded.images is not None:
+            captured.rehearse(images_step(limits, loaded.images.config))
+            captured.rehearse(forgetting_step(limits, loaded.images.config))
         return captured
     meter = StepMeter(communication_of(loaded.ranks, loaded.stage))
-    runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover, meter)
+    runner = ModelRunner(loaded.model, loaded.ops, kv, loaded.adapters, mover, meter, loaded.images)
     if loaded.ops.device.type == "cuda":
         runner.submit(largest_step(limits))
+        if loaded.images is not None:
+            runner.submit(images_step(limits, loaded.images.config))
+            runner.submit(forgetting_step(limits, loaded.images.config))
     return runner
 
 
 def _triton_runner(loaded: LoadedModel, kv: list[LayerKV], mover: BlockMover | None = None) -> CudaRunner:
     from penstock.runner.cuda_runner import CudaRunner
 
-    return CudaRunner(loaded.model, loaded.ops, kv, loaded.limits, loaded.adapters, mover, loaded.ranks, loaded.stage)
+    return CudaRunner(
+        loaded.model,
+        loaded.ops,
+        kv,
+        loaded.limits,
+        loaded.adapters,
+        mover,
+        loaded.ranks,
+        loaded.stage,
+        loaded.images,
+    )
 
 
 @contextmanager

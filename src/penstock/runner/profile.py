@@ -7,6 +7,7 @@ kernels and captured graphs take memory that no formula knows.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ import msgspec
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.images import ImageInput
+from penstock.core.model_config import VisionConfig
 from penstock.core.sampling import SamplingParams
 from penstock.runner.limits import Limits
 from penstock.runner.memory import GpuMemory
@@ -55,6 +58,31 @@ def decode_step(num_decodes: int, limits: Limits) -> StepPlan:
     """If they are many, it pays to read the context that they share once for all: that takes memory too."""
     start = min(limits.max_model_len, _DECODE_CONTEXT) - 1
     return StepPlan([_slice(f"decode-{i}", start, 1, limits) for i in range(num_decodes)])
+
+
+def images_step(limits: Limits, vision: VisionConfig) -> StepPlan:
+    """The largest image that there may be, or as many as are encoded in a step, beside a prompt."""
+    return msgspec.structs.replace(largest_step(limits), encodes=_images(limits, vision))
+
+
+def forgetting_step(limits: Limits, vision: VisionConfig) -> StepPlan:
+    """What that has left is gone again."""
+    digests = [image.digest for image in _images(limits, vision)]
+    return msgspec.structs.replace(decode_step(1, limits), drops=digests)
+
+
+def _images(limits: Limits, vision: VisionConfig) -> list[ImageInput]:
+    if vision.family == "idefics3":
+        side = vision.image_size // vision.patch_size
+        each, shape = (side // vision.merge_size) ** 2, [3, vision.image_size, vision.image_size]
+        count, grid = max(1, limits.step_image_tokens // each), [1, side, side]
+    else:
+        rows = max(1, math.isqrt(limits.image_tokens))
+        columns = limits.image_tokens // rows
+        count, each, grid = 1, rows * columns, [1, rows * vision.merge_size, columns * vision.merge_size]
+        shape = [grid[1] * grid[2], vision.patch_values]
+    values = bytes(4 * math.prod(shape))
+    return [ImageInput(f"{place:08x}", 0, each, grid, shape, values) for place in range(count)]
 
 
 def _slice(request_id: str, start: int, num_tokens: int, limits: Limits) -> Slice:

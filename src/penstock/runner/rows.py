@@ -33,6 +33,7 @@ def _singles(planned: Slice) -> list[Slice]:
             spec,
             planned.epoch,
             slot=planned.slot,
+            images=planned.images,
         )
         for place, spec in enumerate(specs)
     ]

@@ -10,9 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
+from penstock.model.batch import ImageRows
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
+from penstock.runner.images import ImageTable
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
 from penstock.runner.sampler import sample
@@ -34,6 +37,19 @@ def in_step(tell: Tell | None) -> Iterator[None]:
         if tell is None:
             raise
         raise RankLost(0, f"its part of a step failed: {error!r}") from error
+
+
+def merge_size_of(config: ModelConfig) -> int:
+    """Patches of an image that become one token, where these are rotated in three directions; 0: they are not."""
+    return config.vision.merge_size if config.vision is not None and config.rope_sections else 0
+
+
+def taken(images: ImageTable | None, step: StepInputs) -> ImageRows | None:
+    """The embeddings of images that a step puts in; what it is to encode is encoded before."""
+    if images is None or not step.images:
+        return None
+    images.update(step.images)
+    return images.rows(step.images.parts)
 
 
 class RankRunner(Runner, Protocol):
@@ -76,11 +92,14 @@ class ModelRunner:
         adapters: RunnerAdapters | None = None,
         mover: BlockMover | None = None,
         meter: StepMeter | None = None,
+        images: ImageTable | None = None,
     ) -> None:
         self.meter = meter or StepMeter()
         self._model = model
         self._tell: Tell | None = None
         self._adapters = adapters
+        self._images = images
+        self._merge_size = merge_size_of(model.config)
         self._ops = ops
         self._kv = kv
         self._mover = mover or BlockMover(ops, kv)
@@ -97,7 +116,7 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Pack what `forward` needs of a plan, here or on another rank."""
-        return pack(plan)
+        return pack(plan, self._merge_size)
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -114,7 +133,7 @@ class ModelRunner:
             self._mover.move(step.copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
-        return self._model(host_batch(step, self._ops.device), self._kv).float()
+        return self._model(host_batch(step, self._ops.device, taken(self._images, step)), self._kv).float()
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:

@@ -63,7 +63,8 @@ def reshape(row: Tensor, spec: SampleSpec) -> None:
     """Penalties, bias and bans on one row, in place."""
     params = spec.params
     if params.repetition_penalty != 1.0:  # over prompt and output, as its authors define it
-        seen = torch.tensor(list(set(spec.history)), device=row.device)
+        known = [token for token in set(spec.history) if token < len(row)]  # those of images are in no vocabulary
+        seen = torch.tensor(known, dtype=torch.int64, device=row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:  # over the output alone, as OpenAI defines them

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.images import FIRST_IMAGE_TOKEN
 from penstock.core.sampling import SamplingParams
-from penstock.model.batch import Batch, SharedPrefixes, SlotRows
+from penstock.model.batch import Batch, ImageRows, SharedPrefixes, SlotRows
+from penstock.runner.images import StepImages, image_parts, turns_of
 from penstock.runner.sharing import Ints, Room
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
@@ -35,6 +37,7 @@ class Sizes:
     sharing: Room | None = None  # comes last: the rest lies where it would without it
     stores_first: bool = False  # see Batch
     adapted: bool = False  # some have adapters
+    turned: bool = False  # tokens are rotated in three directions: see `model.turning`
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -42,7 +45,8 @@ class Sizes:
         flat = (self.tokens,), (self.tokens,), (self.tokens,), (sequences + 1,), (sequences,), (self.rows,)
         shared = self.sharing.shapes if self.sharing else ()
         slots = ((self.tokens,),) if self.adapted else ()
-        return *flat, (sequences, self.width), *slots, *shared
+        turns = ((3, self.tokens),) if self.turned else ()
+        return *flat, (sequences, self.width), *slots, *turns, *shared
 
     @property
     def total(self) -> int:
@@ -61,15 +65,19 @@ class Inputs(Generic[Array]):
     logit_rows: Array  # [rows]
     block_tables: Array  # [sequences, width]
     slots: Array | None  # [tokens]: where each one's adapter lies; -1: it has none
+    turns: Array | None  # [3, tokens]: time, row and column that each is rotated by
     shared: tuple[Array, ...]  # what SharedPrefixes is made of; empty: there is no room for it
 
     @classmethod
     def views(cls, buffer: Array, sizes: Sizes) -> Inputs[Array]:
         ends = accumulate(map(prod, sizes.shapes))
         parts = [buffer[end - prod(shape) : end].reshape(shape) for end, shape in zip(ends, sizes.shapes, strict=True)]
+        rest = parts[7:]
+        slots = rest.pop(0) if sizes.adapted else None
+        turns = rest.pop(0) if sizes.turned else None
         token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables = parts[:7]
-        slots, shared = (parts[7], tuple(parts[8:])) if sizes.adapted else (None, tuple(parts[7:]))
-        return cls(token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables, slots, shared)
+        flat = token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables
+        return cls(*flat, slots, turns, tuple(rest))
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class StepInputs:
     is_captured: bool = False  # it is replayed as a graph of its sizes
     copies: Sequence[tuple[int, int]] = ()  # as in the plan
     placements: Sequence[tuple[int, str]] = ()  # likewise
+    images: StepImages = StepImages()  # noqa: RUF009 (frozen)
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -94,6 +103,7 @@ class StepInputs:
                 self.is_captured,
                 list(self.copies),
                 list(self.placements),
+                self.images,
             )
         )
 
@@ -113,24 +123,32 @@ class _Message(msgspec.Struct, array_like=True):
     is_captured: bool
     copies: list[tuple[int, int]]
     placements: list[tuple[int, str]]
+    images: StepImages
 
 
 _DECODER = msgspec.msgpack.Decoder(_Message)
 
 
-def pack(plan: StepPlan) -> StepInputs:
-    """A plan whose tokens are all known to the host, in a buffer that is no larger than it needs."""
+def images_of(plan: StepPlan, slices: Sequence[Slice]) -> StepImages:
+    """`slices`: of the plan, in the order of their rows."""
+    return StepImages(plan.drops, plan.encodes, image_parts(slices))
+
+
+def pack(plan: StepPlan, merge_size: int = 0) -> StepInputs:
+    """A plan whose tokens are all known to the host, in a buffer that is no larger than it needs. `merge_size`: of the
+    images of a model whose tokens are rotated in three directions; 0: they are not."""
     slices = plan.slices
     rows = sum(1 + len(s.ahead) for s in slices if s.sample is not None)
     width = max(len(s.block_ids) for s in slices)
-    sizes = Sizes(plan.num_tokens, len(slices), rows, width, adapted=any(s.slot is not None for s in slices))
+    is_adapted = any(s.slot is not None for s in slices)
+    sizes = Sizes(plan.num_tokens, len(slices), rows, width, adapted=is_adapted, turned=merge_size > 0)
     ints = np.zeros(sizes.total, np.int32)
-    write(Inputs.views(ints, sizes), slices, {})
-    num_decodes = sum(s.num_tokens == 1 for s in slices)
-    return StepInputs(sizes, ints, num_decodes, rows, copies=plan.copies, placements=plan.placements)
+    write(Inputs.views(ints, sizes), slices, {}, merge_size)
+    num_decodes, images = sum(s.num_tokens == 1 for s in slices), images_of(plan, slices)
+    return StepInputs(sizes, ints, num_decodes, rows, copies=plan.copies, placements=plan.placements, images=images)
 
 
-def host_batch(step: StepInputs, device: torch.device) -> Batch:
+def host_batch(step: StepInputs, device: torch.device, images: ImageRows | None = None) -> Batch:
     """The batch of a device that shares the host's memory, or is sent every tensor by itself."""
     inputs = Inputs.views(step.ints, step.sizes)
 
@@ -146,6 +164,8 @@ def host_batch(step: StepInputs, device: torch.device) -> Batch:
         tensor(inputs.logit_rows).long(),
         step.num_decodes,
         adapters=_slot_rows(inputs.slots, device) if inputs.slots is not None else (),
+        images=images,
+        turns=tensor(inputs.turns) if inputs.turns is not None else None,
     )
 
 
@@ -169,13 +189,14 @@ def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int) -> Batch
         num_decodes,
         SharedPrefixes(*inputs.shared) if inputs.shared else None,
         slots=inputs.slots,
+        turns=inputs.turns,
     )
 
 
-def write(host: Inputs[Ints], slices: Sequence[Slice], rows: Mapping[str, int]) -> int:
+def write(host: Inputs[Ints], slices: Sequence[Slice], rows: Mapping[str, int], merge_size: int = 0) -> int:
     """All but what is shared; what is beyond the slices becomes padding. Returns how many decodes come first.
 
-    `rows` tells where each sequence's newest token was sampled.
+    `rows` tells where each sequence's newest token was sampled; `merge_size` is as in `pack`.
     """
     starts = [0, *accumulate(s.num_tokens for s in slices)]
     num_tokens, count = starts[-1], len(slices)
@@ -198,6 +219,10 @@ def write(host: Inputs[Ints], slices: Sequence[Slice], rows: Mapping[str, int]) 
         row[: len(planned.block_ids)] = planned.block_ids
     if host.slots is not None:
         _write_slots(host.slots, slices)
+    if any(s.images for s in slices):  # their embeddings are put in later, and there are none to look up
+        host.token_ids[:num_tokens][host.token_ids[:num_tokens] >= FIRST_IMAGE_TOKEN] = 0
+    if host.turns is not None:
+        _write_turns(host.turns, host.positions, slices, merge_size)
     _pad(host, num_tokens, count, len(sampled))
     return singles
 
@@ -219,6 +244,16 @@ def _write_slots(host: Ints, slices: Sequence[Slice]) -> None:
         end = begin + planned.num_tokens
         if planned.slot is not None:
             host[begin:end] = planned.slot
+        begin = end
+
+
+def _write_turns(host: Ints, positions: Ints, slices: Sequence[Slice], merge_size: int) -> None:
+    host[:] = positions
+    begin = 0
+    for planned in slices:
+        end = begin + planned.num_tokens
+        if planned.images:
+            host[:, begin:end] = turns_of(planned, merge_size)
         begin = end
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.core.images import ImageInput
 from penstock.core.request import TokenLogprobs
 from penstock.core.sampling import SamplingParams
 from penstock.sched.guiding import Mask
@@ -40,6 +41,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     epoch: int  # how often the sequence had been preempted when this was planned
     ahead: Sequence[SampleSpec] = ()  # one per draft: how to choose the token after it, if it holds
     slot: int | None = None  # where its adapter lies; None: the base model
+    images: Sequence[ImageInput] = ()  # of its whole prompt; embeddings of those in the slice are there, or encoded
 
     @property
     def end(self) -> int:
@@ -60,6 +62,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     slices: list[Slice]
     copies: list[tuple[int, int]] = []  # (source, destination) blocks, before all else, in order; host's come last
     placements: list[tuple[int, str]] = []  # (slot, adapter), likewise and in this order
+    drops: list[str] = []  # images whose embeddings are forgotten, likewise
+    encodes: list[ImageInput] = []  # images that are encoded after that, and kept
 
     @property
     def num_tokens(self) -> int:

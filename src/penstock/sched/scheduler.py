@@ -7,6 +7,8 @@ token is still in flight is planned with a placeholder, and what a later commit 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.core.request import Priority, Request, TokenEvent
 from penstock.kv.cache import BlockTable, KVCache, PrefixMatch
 from penstock.sched import fast_forward as steady
@@ -14,6 +16,7 @@ from penstock.sched.budget import StepBudget, StepRoom
 from penstock.sched.counters import SchedulerCounters
 from penstock.sched.fairness import Share, Shares
 from penstock.sched.guiding import TokenGuide
+from penstock.sched.images import ImageSlots
 from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import Sampled, Slice, StepPlan, StepResult
 from penstock.sched.queue import WaitingQueue
@@ -40,6 +43,7 @@ class Scheduler:
         make_sequence: type[Sequence] = Sequence,
         adapters: AdapterSlots | None = None,
         num_batches: int = 1,
+        images: ImageSlots | None = None,
     ) -> None:
         """`num_batches`: steps in flight that have no sequence in common, as many as a pipeline has stages."""
         self.num_batches = num_batches
@@ -50,6 +54,7 @@ class Scheduler:
         self._patience_s = patience_s
         self._make_sequence = make_sequence
         self.adapters = adapters or AdapterSlots(0)
+        self.images = images or ImageSlots()
         self._shares = Shares(max_num_seqs, cache.pool, self.counters, budget.tokens_beside(0))
         self._ranking = Ranking(aging_s, self._shares)
         self._waiting = WaitingQueue(self._ranking)
@@ -154,6 +159,7 @@ class Scheduler:
         if self.num_batches > 1:
             decodes, prefills = self._batch(decodes), [s for s in prefills if not s.num_in_flight]
         room = self.budget.room_beside(len(decodes))
+        self.images.begin(room.left(goes_first=False) if decodes else None)
         yielding = self._yielding(decodes, now) if prefills or self._waiting else {}
         for sequence in decodes:  # they always go: prefill never blocks them
             if sequence.request.id not in yielding:
@@ -176,7 +182,11 @@ class Scheduler:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
         self.is_short |= bool(self._gave_way)
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
-        return self.adapters.placed(plan) if plan.slices else None
+        return self._with_images(self.adapters.placed(plan)) if plan.slices else None
+
+    def _with_images(self, plan: StepPlan) -> StepPlan:
+        encodes, drops = self.images.take()
+        return replace(plan, encodes=encodes, drops=drops) if encodes or drops else plan
 
     def _yielding(self, decodes: list[Sequence], now: float) -> dict[str, Sequence]:
         """Those of the lowest class, by id: they take no part in a step that computes prompts of higher ones, whose
@@ -200,6 +210,10 @@ class Scheduler:
         """Plan `count` tokens of a running sequence, at the price of those that rank behind it; how many went in."""
         if sequence.table is None or sequence.is_settled or count <= 0:
             return 0  # preempted by one before it, or done once its token is read, or the step is full
+        if sequence.request.images:
+            count = self.images.reach(sequence.request.images, sequence.num_computed, count)
+            if not count:
+                return 0  # its next image is encoded in a later step
         while not sequence.table.grow(sequence.num_computed + count):
             victim = self._ranking.last(self._running, now)
             self._preempt(plan, victim)
@@ -234,6 +248,8 @@ class Scheduler:
             if self._fetches(sequence, match, now):
                 is_held |= goes_first
                 continue  # its prefix is being read from disk
+            if sequence.request.images and not self.images.has_room(sequence.request.images, match.num_tokens):
+                continue  # of a later step: others go on beside it
             may_enter = not is_short or self._shares.have_room_for(sequence)
             table = self._find_room(plan, sequence, match, now) if may_enter else None
             if table is None:
@@ -249,7 +265,10 @@ class Scheduler:
     def _add_first(self, plan: StepPlan, room: StepRoom, sequence: Sequence, now: float) -> None:
         """The first slice of a sequence that has entered."""
         goes_first = self._ranking.goes_first(sequence, now)
-        planned = self._add(plan, sequence, min(sequence.num_wanted, room.left(goes_first=goes_first)))
+        count = min(sequence.num_wanted, room.left(goes_first=goes_first))
+        if sequence.request.images:
+            count = self.images.reach(sequence.request.images, sequence.num_computed, count)
+        planned = self._add(plan, sequence, count)
         room.take(planned.num_tokens)
         if planned.sample is None:
             self._prefill_left += sequence.num_wanted
@@ -261,9 +280,11 @@ class Scheduler:
                 return
             if sequence.must_wait or not self.adapters.lets_in(sequence, now):
                 continue
+            assert sequence.pulled is not None
+            if not self.images.has_room(sequence.request.images, sequence.pulled[1]):
+                continue
             if len(self._running) >= self._max_num_seqs and not self._displace(plan, sequence, now, by_place=True):
                 return
-            assert sequence.pulled is not None
             (table, num_tokens), sequence.pulled = sequence.pulled, None
             self._pulled.remove(sequence)
             self._enter(sequence, table, num_tokens, now)

@@ -23,6 +23,7 @@ def take_slice(sequence: Sequence, count: int) -> Slice:
         sample=sample,
         epoch=sequence.epoch,
         slot=sequence.slot,
+        images=sequence.request.images,
     )
     sequence.num_computed = end
     if sample is not None:

@@ -120,7 +120,7 @@ class Puller:
         sequence.is_pulled = True
         self.totals.pulls += 1
         prefill = None
-        if source.prefills:
+        if source.prefills and not sequence.request.images:  # pixels stay here: they may be larger than a message
             prompt = tokens[: end * size]
             prefill = replace(sequence.request, prompt_ids=prompt, output_ids=[], guide=None, is_resumed=False)
         self._network.ask(source.address, Ask(ticket, hashes[first:end], prefill=prefill))

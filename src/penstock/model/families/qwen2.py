@@ -1,15 +1,26 @@
-"""Qwen2 and Qwen2.5: biases on q, k and v, always."""
+"""Qwen2 and Qwen2.5: biases on q, k and v, always. The decoder of Qwen2.5-VL is one whose heads turn with images."""
 
 from __future__ import annotations
 
-from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of
-from penstock.model.ops import Rope
+from penstock.model.layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    TurnedAttention,
+    TurnedLayer,
+    attention_spec,
+    decoder_of,
+)
+from penstock.model.ops import Layer, Rope
 from penstock.model.weights import Weights
 
 
-def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
+def layer(weights: Weights, rope: Rope, index: int) -> Layer:
     spec = attention_spec(weights, index)
-    return DecoderLayer(Attention.load(weights, spec, rope, qkv_bias=True), MLP.load(weights))
+    attention = Attention.load(weights, spec, rope, qkv_bias=True)
+    if weights.config.rope_sections:
+        return TurnedLayer(TurnedAttention(attention), MLP.load(weights))
+    return DecoderLayer(attention, MLP.load(weights))
 
 
 load = decoder_of(layer)

@@ -1,0 +1,52 @@
+"""Rotary embeddings in three directions (M-RoPE): a token of an image turns with its time, its row and its column.
+
+Each of a head's frequencies follows one of them. A token of text has the same number three times: the place after all
+that an image before it takes up. Queries and keys are rotated here, in float32, before the kernels of attention, which
+are given angles of zero: no kernel needs to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ModelCorrupt
+from penstock.core.model_config import ModelConfig
+from penstock.model.batch import Angles, Batch
+from penstock.model.ops import AttentionSpec
+from penstock.model.rope import inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    frequencies: Tensor  # [head_dim / 2] float32
+    directions: Tensor  # [head_dim / 2] int64: what each turns with
+
+    @classmethod
+    def of(cls, config: ModelConfig, device: torch.device) -> Turning | None:
+        sections = config.rope_sections
+        if not sections:
+            return None
+        if sum(sections) != config.head_dim // 2:
+            raise ModelCorrupt(f"its mrope_section {list(sections)} is not of a head of {config.head_dim} dimensions")
+        frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        directions = torch.arange(len(sections)).remainder(3).repeat_interleave(torch.tensor(sections))
+        return cls(frequencies.to(device), directions.to(device))
+
+    def __call__(self, batch: Batch) -> Angles:
+        turns = batch.turns
+        places = batch.positions.float()[:, None] if turns is None else turns.float()[self.directions].T
+        angles = (places * self.frequencies)[:, None]
+        return Angles(angles.cos(), angles.sin())
+
+
+def turned(qkv: Tensor, spec: AttentionSpec, batch: Batch) -> Tensor:
+    """Queries and keys rotated, in place; values as they are."""
+    assert batch.angles is not None, "a decoder whose layers turn makes the angles"
+    cos, sin = batch.angles.cos, batch.angles.sin
+    heads = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.num_heads + spec.num_kv_heads]
+    first, second = heads.float().chunk(2, dim=-1)
+    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    return qkv
