@@ -15,7 +15,8 @@ from urllib.parse import quote
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
 from penstock.api.oip.metadata import model_metadata, server_metadata
 from penstock.api.oip.request import InferenceRequest, model_name
-from penstock.core.errors import BodyTooLarge, PenstockError
+from penstock.core.config import shown
+from penstock.core.errors import BodyTooLarge, NotFound, PenstockError
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
@@ -54,6 +55,13 @@ class Calls:
         """Who answers for a model that takes tensors; None: it makes text."""
         return self._tensors if self._tensors is not None and self._tensors.owns(model) else None
 
+    def known_tensors_of(self, model: str) -> TensorCalls:
+        """Raises NotFound."""
+        tensors = self.tensors_of(model)
+        if tensors is None:
+            raise NotFound(f"'{shown(model)}' is no model that takes tensors", param="model")
+        return tensors
+
     # -- bodies
 
     def body_owner(self, caller: Caller) -> str | None:
@@ -82,7 +90,10 @@ class Calls:
     async def is_model_ready(self, caller: Caller, model: str, version: str) -> bool:
         """Raises Refusal: for a model that is none, or not the caller's."""
         if (tensors := self.tensors_of(model)) is not None:
-            return await tensors.is_ready(caller, model, version)
+            try:
+                return await tensors.is_ready(caller, model, version)
+            except PenstockError as error:
+                raise Refusal.of(error) from None
         try:
             await self._check_model(caller, model, version)
         except Refusal as refusal:

@@ -35,6 +35,7 @@ logger = logging.getLogger("penstock")
 
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
+_ALL_STATISTICS = b"/v2/models/stats"
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
 _MODEL = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
@@ -66,6 +67,7 @@ def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
     exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
+    exact[_ALL_STATISTICS] = "stats"
     if path in exact:
         target = Target(exact[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
@@ -174,7 +176,7 @@ class _Answering:
                 is_ready = await calls.is_model_ready(caller, model, version)
                 self._respond({"name": model, "ready": is_ready}, 200 if is_ready else 503)
             case "config" | "stats" as call:
-                await self._describe(calls.tensors_of(model), call, model, version)
+                await self._describe(calls.known_tensors_of(model), call, model, version)
             case "infer" if (tensors := calls.tensors_of(model)) is not None:
                 found = await tensors.infer(caller, model, version, TensorBody(body, self._json_length()))
                 self._exchange.respond(200, header_lines(found), found.data)
@@ -188,9 +190,7 @@ class _Answering:
     async def _read(self, function: Callable[[], T]) -> T:
         return await self._calls.read(len(self._request.body), function)
 
-    async def _describe(self, tensors: TensorCalls | None, call: str, model: str, version: str) -> None:
-        if tensors is None:
-            raise NotFound(f"'{shown(model)}' is no model that takes tensors: it has no {call}")
+    async def _describe(self, tensors: TensorCalls, call: str, model: str, version: str) -> None:
         describe = tensors.config if call == "config" else tensors.statistics
         self._respond(await describe(self._caller, model, version))
 

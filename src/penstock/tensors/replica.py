@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.api import sse
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
 from penstock.api.errors import OPEN_INFERENCE
+from penstock.api.oip.tensor_call import CALL_BYTES, TENSORS_PATH
 from penstock.api.openai.models import ModelCard, model_list, model_object
 from penstock.api.page_guard import PageGuard
 from penstock.api.replica_report import ReplicaReport, encode
@@ -24,9 +25,11 @@ from penstock.core.measurements import EngineLoad, EngineMeasurements, ServingLi
 from penstock.core.settings import ServerSettings
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.http.clock import sleep as sleep_on
+from penstock.http.exchange import NOBODY
 from penstock.observe.registry import CONTENT_TYPE
 from penstock.oip.inner_exchange import Caller
 from penstock.oip.tensor_calls import TensorBody
+from penstock.oip.tensor_relay import answer_call, open_call, pack
 from penstock.server.drain import Drain
 from penstock.server.gateway_headers import GatewayTrust
 from penstock.tensors.model_settings import ModelSettings
@@ -125,7 +128,8 @@ class TensorReplica:
 
     async def statistics(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         self._admit(caller)
-        self._check_name(model)
+        if model:  # none: all of them
+            self._check_name(model)
         served = self.model()
         versions = [served.find(version)] if version else list(served.versions.values())
         return {"model_stats": [one.statistics.as_dict(self.name, str(one.version)) for one in versions]}
@@ -158,6 +162,7 @@ class TensorReplica:
             Route("GET", "/v1/models/{model}", self._one_model),
             Route("GET", "/v1/penstock/snapshot", self._snapshot),
             Route("GET", "/v1/penstock/snapshots", self._snapshots),
+            Route("POST", TENSORS_PATH, self._passed_on),
             Route("POST", "/v1/penstock/drain", self._drain),
             Route("DELETE", "/v1/penstock/drain", self._undrain),
         ]
@@ -180,6 +185,15 @@ class TensorReplica:
     async def _one_model(self, request: Request, sink: Sink) -> None:
         self._check_name(request.path_param)
         await json_response(sink, 200, model_object(self._card))
+
+    async def _passed_on(self, request: Request, sink: Sink) -> None:
+        """A call that came over a gateway."""
+        asked = open_call(await request.body(self._settings.max_body_bytes + CALL_BYTES))
+        caller = Caller(dict(request.raw_headers), request.client or NOBODY)
+        found = await request.while_connected(answer_call(self, caller, asked))
+        data = pack(found)
+        length = (b"content-length", b"%d" % len(data))
+        await respond(sink, 200, data, [(b"content-type", b"application/octet-stream"), length])
 
     async def _snapshot(self, request: Request, sink: Sink) -> None:
         self.trust.check(request)
@@ -230,6 +244,7 @@ class TensorReplica:
             is_draining=self.drain.is_begun,
             version=__version__,
             startup_s=dict(self.startup_s) or None,
+            takes_tensors=True,
             measured=EngineMeasurements(load=load, limits=limits),
         )
 
