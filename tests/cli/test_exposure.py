@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.replicas import _write_config, share_secret
-from penstock.cli.serve import _listen, with_secrets
+from penstock.cli.serve import listen, with_secrets
 from penstock.core.config import build
 from penstock.core.settings import ServerSettings, Settings
 
@@ -22,7 +22,7 @@ from penstock.core.settings import ServerSettings, Settings
 def test_a_replica_that_is_open_beyond_its_machine_says_so(
     host: str, secret: str | None, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _listen(Settings(server=ServerSettings(host=host, port=0, gateway_secret=secret))).close()
+    listen(Settings(server=ServerSettings(host=host, port=0, gateway_secret=secret))).close()
     assert ["gateway_secret" in record.getMessage() for record in caplog.records] == [True] * warns
 
 

@@ -16,6 +16,7 @@ from penstock.http.server import App, BodyGate, Server, bound_socket
 from penstock.oip.calls import Calls, CanServe
 from penstock.oip.over_grpc import GrpcPort, OverGrpc
 from penstock.oip.over_http import OverHttp
+from penstock.oip.tensor_calls import TensorCalls
 from tests.waiting import GIVE_UP_S
 
 MAX_BODY_BYTES = 8 << 20
@@ -47,12 +48,13 @@ def opened(
     gate: BodyGate | None = None,
     can_serve: CanServe | None = None,
     clock: TimerClock = LOOP_CLOCK,
+    tensors: TensorCalls | None = None,
     **where: Any,
 ) -> Iterator[Ports]:
     """`clock`: of the gRPC port, `where`: more of its settings."""
 
     async def start() -> tuple[OverGrpc, Server, int]:
-        calls = Calls(app, gate, can_serve, max_body_bytes=MAX_BODY_BYTES)
+        calls = Calls(app, gate, can_serve, max_body_bytes=MAX_BODY_BYTES, tensors=tensors)
         grpc = OverGrpc(calls, GrpcPort("127.0.0.1", 0, **where), clock)
         await grpc.listen()
         front = OverHttp(app, calls, gate)

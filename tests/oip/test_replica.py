@@ -326,10 +326,12 @@ def test_compressed_body_is_refused_by_name(ports: Ports) -> None:
         asked.infer(NAME, inputs(tritonclient.http, "x", 2), request_compression_algorithm="gzip")
 
 
-def test_calls_of_the_models_issue_are_not_there_yet(ports: Ports) -> None:
-    with contextlib.closing(ports.grpc_client) as asked, pytest.raises(InferenceServerException) as refused:
-        asked.get_inference_statistics()
-    assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
+def test_statistics_and_configuration_are_of_models_that_take_tensors(client: tuple[Any, Any]) -> None:
+    asked, _ = client
+    for call in (asked.get_inference_statistics, asked.get_model_config):
+        with pytest.raises(InferenceServerException, match="no model that takes tensors") as refused:
+            call(NAME)
+        assert refused.value.status() in ("404", "StatusCode.NOT_FOUND")
 
 
 def test_numpy_shapes_that_are_no_texts_are_refused(client: tuple[Any, Any]) -> None:

@@ -41,6 +41,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     role: Role = "both"
     kv_port: int = 0  # of its KV transfer; 0: it has none
     kv_layout: str = ""  # KV blocks go between replicas whose layout is the same
+    takes_tensors: bool = False  # its model is none that makes text
     measured: EngineMeasurements = EngineMeasurements()
 
     @property

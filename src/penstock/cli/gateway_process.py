@@ -70,6 +70,7 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
+from penstock.oip.tensor_relay import TensorRelay
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.fleet import PoolStatus
@@ -206,7 +207,8 @@ async def serve(
                         else:
                             assert listener is not None
                             limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
-                            calls = Calls(app, gate, gateway.can_serve)
+                            tensors = TensorRelay(app, gateway.takes_tensors, gateway.can_serve)
+                            calls = Calls(app, gate, gateway.can_serve, tensors=tensors)
                             over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
                             front = websockets(gateway, settings.websocket).over(over_http)
                             server = Server(front, limits, gate=over_http, cors=cors, uploads=batches, upgrades=PATHS)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import uvloop
@@ -50,12 +51,14 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
+from penstock.oip.tensor_calls import TensorCalls
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.tensors.repository import is_tensor_model
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -77,6 +80,11 @@ def serve(
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
     its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
+    if is_tensor_model(settings.model):
+        from penstock.cli.serve_tensors import serve_tensors
+
+        serve_tensors(settings, on_ready=on_ready, address_file=address_file)
+        return
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     check_torch()
@@ -90,9 +98,9 @@ def serve(
     if nodes.rank > 0:
         serve_node(settings, nodes)
         return
-    with _listen(settings) as listener:
+    with listen(settings) as listener:
         if address_file is not None:
-            _write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
+            write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
         files = check(settings)
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
@@ -242,6 +250,12 @@ async def launch(settings: Settings, theirs: socket.socket) -> ChildProcess:
     return await spawn("penstock.engine_process", [str(theirs.fileno()), encoded], pass_fds=[theirs.fileno()])
 
 
+class Stoppable(Protocol):
+    """Work behind a server, such as an engine."""
+
+    async def stop(self) -> None: ...
+
+
 class HttpServer:
     """Told to stop, it takes no new work and lets the rest finish for a while, or go on elsewhere, which gateways must
     be able to ask for: so it listens until then. Then it stops the engine, and that ends everything. Told a second
@@ -251,17 +265,19 @@ class HttpServer:
         self,
         app: Application,
         drain: Drain,
-        engine: EngineClient,
+        engine: Stoppable,
         feed: Feed | None,
         settings: ServerSettings,
         clock: TimerClock = LOOP_CLOCK,
         *,
         tls: ServerTls | None = None,
         front: Callable[[App], App] = lambda app: app,
+        tensors: TensorCalls | None = None,
     ) -> None:
-        """`clock`: of the limits on slow clients. `front`: puts something in front of the application."""
+        """`clock`: of the limits on slow clients. `front`: puts something in front of the application. `tensors`: of
+        models that take tensors."""
         self._app = AsgiApp(app)
-        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes)
+        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors)
         self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
         app_and_calls = OverHttp(self._app, calls)
@@ -328,7 +344,7 @@ class HttpServer:
         await self._engine.stop()
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """Bound before anything is fetched or loaded, so that a port in use is told at once."""
     host, port = settings.server.host, settings.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -346,7 +362,7 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _write_address(path: Path, url: str) -> None:
+def write_address(path: Path, url: str) -> None:
     draft = path.with_suffix(".tmp")
     draft.write_bytes(msgspec.json.encode({"url": url, "pid": os.getpid()}))
     draft.rename(path)

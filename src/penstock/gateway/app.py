@@ -423,6 +423,15 @@ class Gateway(Subscriber):
                 return True
         return False
 
+    def takes_tensors(self, name: str) -> bool:
+        """Whether this model, alias or version is one of tensors, by what its replicas have said of themselves."""
+        try:
+            pools = {share.pool for share in self.routes.find(name).pools}
+        except ModelNotFound:
+            return False
+        reports = (replica.report for replica in self.replicas.values() if replica.model in pools)
+        return any(report is not None and report.takes_tensors for report in reports)
+
     def begin(self, sized: SizedRequest) -> None:
         """Hands a request over that all is known of: to the proxy."""
         ProxiedRequest(self._proxy, sized).begin()

@@ -15,11 +15,13 @@ from urllib.parse import quote
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
 from penstock.api.oip.metadata import model_metadata, server_metadata
 from penstock.api.oip.request import InferenceRequest, model_name
-from penstock.core.errors import BodyTooLarge, PenstockError
+from penstock.core.config import shown
+from penstock.core.errors import BodyTooLarge, NotFound, PenstockError
 from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
+from penstock.oip.tensor_calls import TensorCalls
 
 COMPLETIONS = b"/v1/completions"
 _SHOWN = (b"x-request-id", b"server-timing")
@@ -39,12 +41,26 @@ class Calls:
         can_serve: CanServe | None = None,
         *,
         max_body_bytes: int = ClientLimits().max_body_bytes,
+        tensors: TensorCalls | None = None,
     ) -> None:
-        """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready."""
+        """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready;
+        `tensors`: models that take tensors, if there may be any."""
         self._app = app
         self._gate = gate or OpenGate()
         self._can_serve = can_serve
         self.max_body_bytes = max_body_bytes
+        self._tensors = tensors
+
+    def tensors_of(self, model: str) -> TensorCalls | None:
+        """Who answers for a model that takes tensors; None: it makes text."""
+        return self._tensors if self._tensors is not None and self._tensors.owns(model) else None
+
+    def known_tensors_of(self, model: str) -> TensorCalls:
+        """Raises NotFound."""
+        tensors = self.tensors_of(model)
+        if tensors is None:
+            raise NotFound(f"'{shown(model)}' is no model that takes tensors", param="model")
+        return tensors
 
     # -- bodies
 
@@ -73,6 +89,11 @@ class Calls:
 
     async def is_model_ready(self, caller: Caller, model: str, version: str) -> bool:
         """Raises Refusal: for a model that is none, or not the caller's."""
+        if (tensors := self.tensors_of(model)) is not None:
+            try:
+                return await tensors.is_ready(caller, model, version)
+            except PenstockError as error:
+                raise Refusal.of(error) from None
         try:
             await self._check_model(caller, model, version)
         except Refusal as refusal:
@@ -89,6 +110,8 @@ class Calls:
         return server_metadata()
 
     async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
+        if (tensors := self.tensors_of(model)) is not None:
+            return await tensors.metadata(caller, model, version)
         await self._check_model(caller, model, version)
         return model_metadata(model, version)
 

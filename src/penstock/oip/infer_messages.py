@@ -45,9 +45,9 @@ def read_infer(message: Message) -> InferenceRequest:
         said = f"raw_input_contents has {len(raws)} parts for {len(inputs)} inputs"
         raise InvalidRequest(said, param="raw_input_contents")
     tensors = [_tensor(one, raws[number] if raws else None) for number, one in enumerate(inputs)]
-    parameters = {name: _parameter(name, value) for name, value in message.parameters.items()}
+    parameters = read_parameters(message)
     for one in message.outputs:
-        _refuse_parameters(one)
+        refuse_parameters(one)
     outputs = [one.name for one in message.outputs]
     return from_tensors(message.model_name, message.model_version, message.id, tensors, parameters, outputs)
 
@@ -84,7 +84,7 @@ def write_failure(message: Message, refusal: Refusal) -> Message:
 
 
 def _tensor(one: Message, raw: bytes | None) -> Tensor:
-    _refuse_parameters(one)
+    refuse_parameters(one)
     name, datatype, contents = one.name, one.datatype, one.contents
     given = [field.name for field, _ in contents.ListFields()]
     if raw is not None:
@@ -92,15 +92,24 @@ def _tensor(one: Message, raw: bytes | None) -> Tensor:
             said = f"{shown(name)} has contents, and the request has raw_input_contents: only one of them is read"
             raise InvalidRequest(said, param=shown(name))
         return raw_tensor(name, datatype, one.shape, raw)
-    field = _CONTENTS.get(datatype)
+    return listed_tensor(name, datatype, one.shape, list(getattr(contents, contents_field(one, given))))
+
+
+def contents_field(one: Message, given: list[str]) -> str:
+    """The field of a tensor's contents that its datatype's values stand in. `given`: fields that are there."""
+    field = _CONTENTS.get(one.datatype)
     if field is None:
         raise InvalidRequest(
-            f"{shown(name)}: contents cannot be of the datatype '{shown(datatype)}'", param=shown(name)
+            f"{shown(one.name)}: contents cannot be of the datatype '{shown(one.datatype)}'", param=shown(one.name)
         )
     if given not in ([], [field]):
-        said = f"{shown(name)}: values of {shown(datatype)} stand in {field}, not in {', '.join(given)}"
-        raise InvalidRequest(said, param=shown(name))
-    return listed_tensor(name, datatype, one.shape, list(getattr(contents, field)))
+        said = f"{shown(one.name)}: values of {shown(one.datatype)} stand in {field}, not in {', '.join(given)}"
+        raise InvalidRequest(said, param=shown(one.name))
+    return field
+
+
+def read_parameters(message: Message) -> dict[str, Any]:
+    return {name: _parameter(name, value) for name, value in message.parameters.items()}
 
 
 def _parameter(name: str, value: Message) -> Any:
@@ -110,7 +119,7 @@ def _parameter(name: str, value: Message) -> Any:
     return getattr(value, kind)
 
 
-def _refuse_parameters(tensor: Message) -> None:
+def refuse_parameters(tensor: Message) -> None:
     for name in tensor.parameters:
         said = f"{shown(tensor.name)}: its parameter '{shown(name)}' is not known"
         raise UnsupportedParameter(said, param=shown(name))

@@ -1,8 +1,9 @@
-"""Messages of `inference.GRPCInferenceService`, as far as a model that makes text needs them. A test holds the table to
+"""Messages of `inference.GRPCInferenceService`, as far as models here need them. A test holds the table to
 those that tritonclient was made with."""
 
 from __future__ import annotations
 
+from penstock.oip import description_messages as descriptions
 from penstock.rpc.messages import ProtoFile
 
 _PARAMETERS = "map:InferParameter"
@@ -80,12 +81,13 @@ METHODS = {
     "ModelMetadata": ("ModelMetadataRequest", "ModelMetadataResponse"),
     "ModelInfer": ("ModelInferRequest", "ModelInferResponse"),
     "ModelStreamInfer": ("*ModelInferRequest", "*ModelStreamInferResponse"),
+    **descriptions.METHODS,
 }
 FILE = ProtoFile(
     "grpc_service.proto",
     "inference",
-    MESSAGES,
-    oneofs={"InferParameter": "parameter_choice"},
+    MESSAGES | descriptions.STATISTICS | descriptions.CONFIG,
+    oneofs={"InferParameter": "parameter_choice"} | descriptions.ONEOFS,
     services={"GRPCInferenceService": METHODS},
 )
 (SERVICE,) = FILE.services

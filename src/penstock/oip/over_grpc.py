@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,13 +28,16 @@ from penstock.http.exchange import NOBODY
 from penstock.http.limits import ClientLimits
 from penstock.oip.calls import Calls
 from penstock.oip.inner_exchange import Caller
+from penstock.oip.tensor_calls import TensorBody, TensorCalls
 
 try:
     import grpc
     from google.protobuf.message import DecodeError
 
+    from penstock.oip.description_messages import config_fields
     from penstock.oip.infer_messages import InferRequest, read_infer, write_failure, write_infer, write_piece
     from penstock.oip.messages import FILE, METHODS, SERVICE
+    from penstock.oip.tensor_messages import infer_body, infer_piece, infer_response
     from penstock.rpc import health, reflection
     from penstock.rpc.health import Serving, health_service
     from penstock.rpc.listening import bind, credentials_of
@@ -180,6 +183,8 @@ class OverGrpc:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
         }
         handlers = {}
         for name, (request, response) in METHODS.items():
@@ -218,13 +223,25 @@ class OverGrpc:
     async def _model_metadata(self, request: Message, caller: Caller) -> dict[str, Any]:
         return await self._calls.model_metadata(caller, request.name, request.version)
 
+    async def _model_config(self, request: Message, caller: Caller) -> dict[str, Any]:
+        tensors = self._calls.known_tensors_of(request.name)
+        return config_fields(await tensors.config(caller, request.name, request.version))
+
+    async def _model_statistics(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return await self._calls.known_tensors_of(request.name).statistics(caller, request.name, request.version)
+
     # -- inference
 
     async def _infer(self, requests: AsyncIterator[bytes], context: Any) -> Message:
         async with _refusing(context):
             caller = self._known_caller(context)
             data = await self._first(requests)
-            asked = await self._calls.read(len(data), lambda: read_infer(_infer_message(data)))
+            message = await self._calls.read(len(data), lambda: _infer_message(data))
+            if (tensors := self._calls.tensors_of(message.model_name)) is not None:
+                found = await self._infer_tensors(tensors, message, caller)
+                context.set_trailing_metadata(_metadata(found.headers))
+                return infer_response(found)
+            asked = await self._calls.read(len(data), lambda: read_infer(message))
             if asked.stream:
                 said = f"{STREAM}: ModelInfer answers once; ModelStreamInfer streams"
                 raise UnsupportedParameter(said, param=STREAM)
@@ -232,6 +249,10 @@ class OverGrpc:
             answer = await inference.whole()
             context.set_trailing_metadata(_metadata(inference.headers))
             return write_infer(asked, answer)
+
+    async def _infer_tensors(self, tensors: TensorCalls, message: Message, caller: Caller) -> TensorBody:
+        body = infer_body(message)
+        return await tensors.infer(caller, message.model_name, message.model_version, body)
 
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Any) -> None:
         async with _refusing(context):
@@ -277,6 +298,9 @@ class OverGrpc:
         request = InferRequest()
         try:
             request = await self._calls.read(len(data), lambda: _infer_message(data))
+            if (tensors := self._calls.tensors_of(request.model_name)) is not None:
+                await write(infer_piece(await self._infer_tensors(tensors, request, caller)))
+                return
             asked = await self._calls.read(len(data), lambda: read_infer(request))
             pieces = self._calls.inference(caller, asked).pieces(streams=bool(asked.stream))
             async with contextlib.aclosing(pieces):
@@ -388,5 +412,5 @@ def _peer(peer: str) -> str:
     return rest.rpartition(":")[0].strip("[]")
 
 
-def _metadata(headers: dict[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+def _metadata(headers: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
     return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items())

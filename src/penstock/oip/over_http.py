@@ -27,6 +27,7 @@ from penstock.http.message import JSON, Request, render
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.calls import Calls
 from penstock.oip.inner_exchange import Caller
+from penstock.oip.tensor_calls import TensorBody, TensorCalls, header_lines, json_length
 
 T = TypeVar("T")
 
@@ -34,9 +35,11 @@ logger = logging.getLogger("penstock")
 
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
+_ALL_STATISTICS = b"/v2/models/stats"
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
 _MODEL = re.compile(
-    rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<call>ready|infer|generate_stream|generate))?"
+    rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
+    rb"(?:/(?P<call>ready|infer|generate_stream|generate|config|stats))?"
 )
 _EVENTS = render(
     [
@@ -64,6 +67,7 @@ def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
     exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
+    exact[_ALL_STATISTICS] = "stats"
     if path in exact:
         target = Target(exact[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
@@ -171,6 +175,11 @@ class _Answering:
             case "ready":
                 is_ready = await calls.is_model_ready(caller, model, version)
                 self._respond({"name": model, "ready": is_ready}, 200 if is_ready else 503)
+            case "config" | "stats" as call:
+                await self._describe(calls.known_tensors_of(model), call, model, version)
+            case "infer" if (tensors := calls.tensors_of(model)) is not None:
+                found = await tensors.infer(caller, model, version, TensorBody(body, self._json_length()))
+                self._exchange.respond(200, header_lines(found), found.data)
             case "infer":
                 await self._infer(model, version)
             case "generate":
@@ -180,6 +189,13 @@ class _Answering:
 
     async def _read(self, function: Callable[[], T]) -> T:
         return await self._calls.read(len(self._request.body), function)
+
+    async def _describe(self, tensors: TensorCalls, call: str, model: str, version: str) -> None:
+        describe = tensors.config if call == "config" else tensors.statistics
+        self._respond(await describe(self._caller, model, version))
+
+    def _json_length(self) -> int | None:
+        return json_length(self._request.headers, len(self._request.body))
 
     async def _infer(self, model: str, version: str) -> None:
         headers, body = self._request.headers, self._request.body

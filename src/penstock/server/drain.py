@@ -11,12 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from typing import Protocol
 
 from penstock.core.errors import Conflict, EngineUnavailable
-from penstock.server.generation import Generation
 
 _RETRY_AFTER_S = 5.0
 _ASKED = "this replica is draining"
+
+
+class Running(Protocol):
+    """Work for a request."""
+
+    def give_back(self, error: EngineUnavailable) -> None:
+        """Ends it here and now: it goes on elsewhere."""
 
 
 class Drain:
@@ -25,7 +32,7 @@ class Drain:
         self.parked = ""  # in words, from the first moment of parking to the last of waking
         self._is_asked = False
         self._reason = ""  # of the replica's own
-        self._running: dict[Generation, str] = {}  # with the id that its gateway knows it by; empty: it stays here
+        self._running: dict[Running, str] = {}  # with the id that its gateway knows it by; empty: it stays here
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -82,7 +89,7 @@ class Drain:
             raise self._refusal()
 
     @contextmanager
-    def admit(self, generation: Generation, relayed_as: str) -> Iterator[None]:
+    def admit(self, generation: Running, relayed_as: str) -> Iterator[None]:
         """While it runs. Raises when no new work is taken. `relayed_as`: id of a stream that may go on elsewhere."""
         self.check()
         self._running[generation] = relayed_as

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from penstock.api.decoding import explain
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
+from penstock.api.oip.tensor_call import TENSORS_PATH, open_call, pack_call
 from penstock.api.rerank import RERANK_PATHS, SCORE_PATHS
 from penstock.api.tokenization import DETOKENIZE_PATHS, RENDER_PATH, TOKENIZE_PATHS
 from penstock.core.errors import InvalidRequest
@@ -116,6 +117,7 @@ class Surface(msgspec.Struct, frozen=True):
 
 
 RESPONSES = b"/v1/responses"
+TENSORS = TENSORS_PATH.encode()
 
 
 def _unmetered(path: str, name: str, convention: Convention = OPENAI) -> Surface:
@@ -136,6 +138,7 @@ SURFACES = {
         _unmetered(DETOKENIZE_PATHS[0], "detokenize"),
         _unmetered(RENDER_PATH, "chat/completions/render"),
         _unmetered("/v1/messages/count_tokens", "messages/count_tokens", ANTHROPIC),
+        _unmetered(TENSORS_PATH, "tensors"),
     )
 }
 UNMETERED = frozenset(path for path, surface in SURFACES.items() if not surface.is_metered)
@@ -166,6 +169,8 @@ def read(body: bytes) -> RequestView:
 
 def prepare(path: bytes, body: bytes) -> RequestView:
     """`read`, and all that is asked of it later and grows with the body: for a thread that may take a while."""
+    if path == TENSORS:
+        return RequestView(open_call(body).call.model)
     view = read(body)
     if not SURFACES[path].is_metered:  # what its answer would be like, if there was one, makes no difference
         view = msgspec.structs.replace(view, **_NO_ANSWER)
@@ -184,6 +189,12 @@ def with_model(body: bytes, model: str) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     return msgspec.json.encode(members | {"model": msgspec.Raw(msgspec.json.encode(model))})
+
+
+def with_tensor_model(body: bytes, model: str) -> bytes:
+    """The same of a call about tensors."""
+    call, tensors = open_call(body)
+    return pack_call(msgspec.structs.replace(call, model=model), tensors)
 
 
 def with_output_limit(body: bytes, limit: int, field: bytes = b"max_tokens") -> bytes:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
-from penstock.gateway.proxy.request_view import RequestView, Surface, with_model, with_output_limit
+from penstock.gateway.proxy.request_view import (
+    TENSORS,
+    RequestView,
+    Surface,
+    with_model,
+    with_output_limit,
+    with_tensor_model,
+)
 from penstock.gateway.proxy.ruling import Ruling
 from penstock.gateway.proxy.tenant_access import TenantAccess
 from penstock.gateway.tokens.request_size import Size
@@ -110,4 +117,6 @@ def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
     if view.output_limit is None and size.output not in (None, routed.surface.default_output):
         body = with_output_limit(body, size.fitting_output, routed.surface.output_field)
     name = route.adapter or size.pool.served_as
-    return body if view.model == name else with_model(body, name)
+    if view.model == name:
+        return body
+    return with_tensor_model(body, name) if routed.surface.path == TENSORS else with_model(body, name)

@@ -1,0 +1,113 @@
+"""Numbers and log lines of a replica whose model takes tensors. Belongs to the event loop's thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from penstock.api.errors import OPENAI, Convention
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.observe import catalog
+from penstock.observe import tensor_catalog as tensors
+from penstock.observe.registry import Counter, Histogram, Registry
+from penstock.tensors.instances import Execution
+from penstock.tensors.served_model import ServedModel, ServedVersion
+
+log = logging.getLogger("penstock.request")
+
+_Labels = tuple[str, str]
+
+
+class _Series:
+    """Of one version; looked up once."""
+
+    def __init__(self, registry: Registry, labels: _Labels) -> None:
+        self.rows, self.executions = (
+            registry.count(metric, *labels) for metric in (tensors.TENSOR_ROWS, tensors.TENSOR_EXECUTIONS)
+        )
+        self.sizes, self.queue, self.compute = (
+            registry.spread(metric, *labels)
+            for metric in (tensors.TENSOR_BATCH_SIZE, tensors.TENSOR_QUEUE, tensors.TENSOR_COMPUTE)
+        )
+        self.outcomes: dict[str, Counter] = {}
+
+
+class TensorRecorder:
+    """An `Observer` of versions, and the record of requests."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.registry = Registry(tensors.TENSOR_CATALOG)
+        self._clock = clock
+        self._open = self.registry.count(catalog.REQUESTS_OPEN)
+        self._latency: dict[str, Histogram] = {}
+        self._series: dict[_Labels, _Series] = {}
+
+    # -- batches
+
+    def executed(self, version: ServedVersion, size: int, execution: Execution) -> None:
+        series = self._of(version)
+        series.executions.value += execution.num_runs
+        series.rows.value += size
+        series.sizes.observe(size)
+        series.compute.observe(execution.times.infer_s)
+
+    def ended(self, version: ServedVersion, size: int, queue_s: float, outcome: str) -> None:
+        series = self._of(version)
+        series.queue.observe(queue_s)
+        count = series.outcomes.get(outcome)
+        if count is None:
+            labels = (version.name, str(version.version), outcome)
+            count = series.outcomes[outcome] = self.registry.count(tensors.TENSOR_REQUESTS, *labels)
+        count.value += 1
+
+    def _of(self, version: ServedVersion) -> _Series:
+        labels = version.name, str(version.version)
+        found = self._series.get(labels)
+        if found is None:
+            found = self._series[labels] = _Series(self.registry, labels)
+        return found
+
+    # -- requests
+
+    @contextmanager
+    def request(self, route: str, model: str, request_id: str = "", convention: Convention = OPENAI) -> Iterator[None]:
+        began_s = self._clock.now()
+        status, outcome = 500, "cancelled"
+        self._open.value += 1
+        try:
+            yield
+            status, outcome = 200, "ok"
+        except PenstockError as error:
+            status, outcome = convention.status(error), error.code
+            raise
+        except Exception:
+            outcome = PenstockError.code
+            raise
+        finally:
+            self._open.value -= 1
+            self.registry.count(catalog.REQUESTS, route, str(status), outcome).value += 1
+            took_s = self._clock.now() - began_s
+            spread = self._latency.get(model)
+            if spread is None:
+                spread = self._latency[model] = self.registry.spread(catalog.REQUEST_LATENCY, model)
+            spread.observe(took_s)
+            log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
+
+    def exposition(self, model: ServedModel | None, startup_s: Mapping[str, float]) -> bytes:
+        """Prometheus' text of how things stand now. `model`: None: it is loading."""
+        registry = self.registry
+        registry.count(catalog.ENGINE_READY).value = float(model is not None)
+        registry.replace(catalog.STARTUP, {(phase,): seconds for phase, seconds in startup_s.items()})
+        waiting: dict[tuple[str, ...], float] = {}
+        instances: dict[tuple[str, ...], float] = {}
+        for one in () if model is None else model.versions.values():
+            labels = one.name, str(one.version)
+            waiting[labels] = one.num_waiting
+            for instance in one.instances:
+                of_device = (*labels, instance.device)
+                instances[of_device] = instances.get(of_device, 0) + 1
+        registry.replace(tensors.TENSOR_WAITING, waiting)
+        registry.replace(tensors.TENSOR_INSTANCES, instances)
+        return registry.exposition()

@@ -1,0 +1,285 @@
+"""The replica's application where the model takes tensors: health, metrics, what gateways ask, and the calls of the
+Open Inference Protocol, which are answered here without a detour."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.api import sse
+from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
+from penstock.api.errors import OPEN_INFERENCE
+from penstock.api.oip.tensor_call import CALL_BYTES, TENSORS_PATH
+from penstock.api.openai.models import ModelCard, model_list, model_object
+from penstock.api.page_guard import PageGuard
+from penstock.api.replica_report import ReplicaReport, encode
+from penstock.api.sink import Sink, SseStream, json_response, respond
+from penstock.core.config import shown
+from penstock.core.errors import EngineUnavailable, ModelNotFound, Overloaded, PenstockError
+from penstock.core.measurements import EngineLoad, EngineMeasurements, ServingLimits
+from penstock.core.settings import ServerSettings
+from penstock.http.clock import LOOP_CLOCK, TimerClock
+from penstock.http.clock import sleep as sleep_on
+from penstock.http.exchange import NOBODY
+from penstock.observe.registry import CONTENT_TYPE
+from penstock.oip.inner_exchange import Caller
+from penstock.oip.tensor_calls import TensorBody
+from penstock.oip.tensor_relay import answer_call, open_call, pack
+from penstock.server.drain import Drain
+from penstock.server.gateway_headers import GatewayTrust
+from penstock.tensors.model_settings import ModelSettings
+from penstock.tensors.recorder import TensorRecorder
+from penstock.tensors.served_model import Inference, ServedModel, ServedVersion
+from penstock.tensors.wire import read_request, write_answer
+
+_PERIOD_S = 0.05
+_MAX_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
+_LONG_BYTES = 128 << 10  # of a body, which is read in a thread
+
+
+class TensorReplica:
+    """The ASGI application and the `TensorCalls` of one model."""
+
+    def __init__(self, name: str, settings: ServerSettings, created: int, clock: TimerClock = LOOP_CLOCK) -> None:
+        """`created`: Unix time."""
+        self.name = name
+        self.drain = Drain()
+        self.trust = GatewayTrust(
+            settings.gateway_secret,
+            settings.metrics_token,
+            PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins),
+        )
+        self.recorder = TensorRecorder(clock)
+        self.startup_s: Mapping[str, float] = {}
+        self._clock = clock
+        self._settings = settings
+        self._model: ServedModel | None = None
+        self._is_stopped = False
+        self._boot = uuid.uuid4().hex
+        self._card = ModelCard(id=name, created=created, root=name)
+        self._router = Router(self._routes(), guard=self.trust.guard, shutdown=self.stop)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
+
+    def open(self, model: ServedModel, startup_s: Mapping[str, float]) -> None:
+        """Takes requests."""
+        self._model, self.startup_s = model, startup_s
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self._model is not None:
+            self._model.stop()
+
+    @property
+    def state(self) -> str:
+        if self._is_stopped:
+            return "stopped"
+        return "starting" if self._model is None else "ready"
+
+    def model(self) -> ServedModel:
+        """Raises EngineUnavailable."""
+        if self._model is None:
+            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
+        return self._model
+
+    async def run(self, version: ServedVersion, asked: Inference) -> dict[str, Any]:
+        """Raises what a client may be told: that it is full, drains, or that the request is wrong."""
+        if self.model().num_open >= self._settings.max_open:
+            raise Overloaded(f"{self._settings.max_open} requests are open, as many as may", reason="max_open")
+        with self.drain.admit(_Running(), ""):
+            return await version.infer(asked)
+
+    # -- calls of the protocol
+
+    def owns(self, model: str) -> bool:
+        return True  # there are no others here
+
+    async def infer(self, caller: Caller, model: str, version: str, body: TensorBody) -> TensorBody:
+        self._admit(caller)
+        with self.recorder.request("infer", self.name, convention=OPEN_INFERENCE):
+            found = self._find(model, version)
+            asked = await self._read(body)
+            found.signature.check_outputs(dict.fromkeys(asked.inference.outputs))
+            answer = await self.run(found, asked.inference)
+            return TensorBody(*write_answer(self.name, str(found.version), asked, answer))
+
+    async def is_ready(self, caller: Caller, model: str, version: str) -> bool:
+        self._admit(caller)
+        if self._model is None:
+            self._check_name(model)
+            return False
+        self._find(model, version)
+        return not self.drain.is_begun
+
+    async def metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
+        self._admit(caller)
+        self._check_name(model)
+        return self.model().metadata(version)
+
+    async def config(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
+        self._admit(caller)
+        return config_of(self._find(model, version))
+
+    async def statistics(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
+        self._admit(caller)
+        if model:  # none: all of them
+            self._check_name(model)
+        served = self.model()
+        versions = [served.find(version)] if version else list(served.versions.values())
+        return {"model_stats": [one.statistics.as_dict(self.name, str(one.version)) for one in versions]}
+
+    def _admit(self, caller: Caller) -> None:
+        self.trust.admit_socket(caller.headers, caller.peer)
+
+    def _find(self, model: str, version: str) -> ServedVersion:
+        self._check_name(model)
+        return self.model().find(version)
+
+    def _check_name(self, model: str) -> None:
+        if model != self.name:
+            raise ModelNotFound(f"no model '{shown(model)}'; this server has '{self.name}'", param="model")
+
+    @staticmethod
+    async def _read(body: TensorBody) -> Any:
+        if len(body.data) <= _LONG_BYTES:
+            return read_request(body.data, body.json_length)
+        return await asyncio.to_thread(read_request, body.data, body.json_length)
+
+    # -- other paths
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("GET", "/health", self._live),
+            Route("GET", "/ready", self._ready),
+            Route("GET", "/metrics", self._metrics),
+            Route("GET", "/v1/models", self._models),
+            Route("GET", "/v1/models/{model}", self._one_model),
+            Route("GET", "/v1/penstock/snapshot", self._snapshot),
+            Route("GET", "/v1/penstock/snapshots", self._snapshots),
+            Route("POST", TENSORS_PATH, self._passed_on),
+            Route("POST", "/v1/penstock/drain", self._drain),
+            Route("DELETE", "/v1/penstock/drain", self._undrain),
+        ]
+
+    async def _live(self, request: Request, sink: Sink) -> None:
+        await _tell(sink, not self._is_stopped, engine=self.state)
+
+    async def _ready(self, request: Request, sink: Sink) -> None:
+        why = {"reason": self.drain.reason} if self.drain.is_begun else {}
+        is_ready = self.state == "ready" and not self.drain.is_begun
+        await _tell(sink, is_ready, engine=self.state, draining=self.drain.is_begun, **why)
+
+    async def _metrics(self, request: Request, sink: Sink) -> None:
+        body = self.recorder.exposition(self._model, self.startup_s)
+        await respond(sink, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
+
+    async def _models(self, request: Request, sink: Sink) -> None:
+        await json_response(sink, 200, model_list([self._card]))
+
+    async def _one_model(self, request: Request, sink: Sink) -> None:
+        self._check_name(request.path_param)
+        await json_response(sink, 200, model_object(self._card))
+
+    async def _passed_on(self, request: Request, sink: Sink) -> None:
+        """A call that came over a gateway."""
+        asked = open_call(await request.body(self._settings.max_body_bytes + CALL_BYTES))
+        caller = Caller(dict(request.raw_headers), request.client or NOBODY)
+        found = await request.while_connected(answer_call(self, caller, asked))
+        data = pack(found)
+        length = (b"content-length", b"%d" % len(data))
+        await respond(sink, 200, data, [(b"content-type", b"application/octet-stream"), length])
+
+    async def _snapshot(self, request: Request, sink: Sink) -> None:
+        self.trust.check(request)
+        await json_response(sink, 200, encode(self.report()))
+
+    async def _snapshots(self, request: Request, sink: Sink) -> None:
+        self.trust.check(request)
+        await request.body(0)
+        await request.while_connected(self._push(sink))
+
+    async def _drain(self, request: Request, sink: Sink) -> None:
+        self.trust.check(request)
+        self.drain.begin()
+        await json_response(sink, 200, encode(self.report()))
+
+    async def _undrain(self, request: Request, sink: Sink) -> None:
+        self.trust.check(request)
+        self.drain.cancel()
+        await json_response(sink, 200, encode(self.report()))
+
+    async def _push(self, sink: Sink) -> None:
+        async with SseStream(sink) as stream:
+            last, age = None, 0
+            while True:
+                is_last = self.drain.is_over
+                report = self.report()
+                if report != last or age >= _MAX_PERIODS:
+                    await stream.write(sse.event(encode(report)))
+                    last, age = report, 0
+                if is_last:
+                    return
+                await sleep_on(self._clock, _PERIOD_S)
+                age += 1
+
+    def report(self) -> ReplicaReport:
+        """The report that gateways get."""
+        versions = () if self._model is None else tuple(self._model.versions.values())
+        num_open = sum(one.num_open for one in versions)
+        num_waiting = sum(one.num_waiting for one in versions)
+        places = sum(one.rules.max_batch_size * len(one.instances) for one in versions)
+        steps = sum(one.statistics.executions for one in versions)
+        limits = ServingLimits(max_open=self._settings.max_open, max_num_seqs=max(1, places))
+        load = EngineLoad(num_open, num_waiting, num_open - num_waiting, steps=steps)
+        return ReplicaReport(
+            boot=self._boot,
+            model=self.name,
+            state=self.state,
+            is_draining=self.drain.is_begun,
+            version=__version__,
+            startup_s=dict(self.startup_s) or None,
+            takes_tensors=True,
+            measured=EngineMeasurements(load=load, limits=limits),
+        )
+
+
+class _Running:
+    """A request, while it runs: nothing that could go on elsewhere."""
+
+    def give_back(self, error: PenstockError) -> None: ...
+
+
+def config_of(version: ServedVersion) -> dict[str, Any]:
+    """The configuration as the protocol's config call has it, with what was found out of the model's file."""
+    settings, signature = version.settings, version.signature
+    rules = version.rules
+    found = msgspec.to_builtins(settings)
+    tensors = {
+        key: [{"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": list(one.dims)} for one in specs]
+        for key, specs in (("input", signature.inputs), ("output", signature.outputs))
+    }
+    found |= {"name": version.name, "backend": "onnxruntime", "platform": "onnxruntime_onnx", **tensors}
+    found["max_batch_size"] = signature.max_batch_size
+    found["instance_group"] = [
+        {"name": f"{version.name}_{number}", "count": 1, "kind": f"KIND_{one.device.upper()}"}
+        for number, one in enumerate(version.instances)
+    ]
+    if found["dynamic_batching"] is None:
+        del found["dynamic_batching"]
+        if rules.joins and signature.max_batch_size:
+            found["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
+    found["version_policy"] = {key: value for key, value in found["version_policy"].items() if value is not None} or {
+        "latest": msgspec.to_builtins(ModelSettings().version_policy.latest) or {"num_versions": 1}
+    }
+    return dict(found)
+
+
+async def _tell(sink: Sink, is_well: bool, **facts: object) -> None:
+    body = {"status": "ok" if is_well else "unavailable", **facts}
+    await json_response(sink, 200 if is_well else 503, msgspec.json.encode(body))

@@ -1,0 +1,70 @@
+"""A replica of a model that takes tensors: the real application behind the protocol's two ports, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from penstock.core.settings import ServerSettings
+from penstock.http.asgi import AsgiApp
+from penstock.tensors import loading
+from penstock.tensors.replica import TensorReplica
+from penstock.tensors.repository import ModelDirectory
+from tests.oip.opened import Ports, opened
+from tests.waiting import GIVE_UP_S
+
+
+@dataclass
+class Served:
+    replica: TensorReplica
+    ports: Ports
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.http}"
+
+    def call(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+        return call(self.ports, method, path, body, **headers)
+
+
+def call(ports: Ports, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+    """Status and body, as JSON where it is JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", ports.http, timeout=GIVE_UP_S)
+    with contextlib.closing(connection):
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, headers)
+        response = connection.getresponse()
+        content = response.read()
+        is_json = response.headers.get("content-type") == "application/json"
+        return response.status, json.loads(content) if is_json else content
+
+
+@contextlib.contextmanager
+def serving(directory: ModelDirectory, settings: ServerSettings | None = None) -> Iterator[Served]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> TensorReplica:
+        replica = TensorReplica(directory.name, settings or ServerSettings(), 0)
+        loaded = await asyncio.to_thread(loading.load, directory)
+        replica.open(loading.serve(directory.name, loaded, observer=replica.recorder), {"load": 0.1})
+        return replica
+
+    try:
+        replica = asyncio.run_coroutine_threadsafe(start(), loop).result(GIVE_UP_S)
+        with opened(loop, AsgiApp(replica), tensors=replica) as ports:
+            yield Served(replica, ports)
+            ports.run(replica.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(GIVE_UP_S)
+        loop.close()
