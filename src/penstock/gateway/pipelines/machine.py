@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.core.errors import PenstockError, StepFailed, StepTimeout
 from penstock.gateway.pipelines.calls import Call, call_of
 from penstock.gateway.pipelines.edges import value_at
@@ -60,24 +62,50 @@ class Record(NamedTuple):
     is_fallback: bool = False
 
 
-class Action(NamedTuple):
-    """`start`: work, which is answered with `done` or `failed`; `stop`: that is not wanted any more; `wake`: calls
-    `woke` with the id after a time; `unwake`: no more; `answer` and `fail`: the end."""
+class Action(msgspec.Struct, frozen=True):
+    pass
 
-    kind: str
-    id: int = 0
-    call: Call | None = None
-    after_s: float = 0.0
-    value: Any = None
-    error: PenstockError | None = None
+
+class Start(Action, frozen=True):
+    """Begins work, which is answered with `done` or `failed`."""
+
+    attempt: int
+    call: Call
+
+
+class Stop(Action, frozen=True):
+    """Nobody wants that work any more."""
+
+    attempt: int
+
+
+class Wake(Action, frozen=True):
+    """Calls `woke` after a time."""
+
+    timer: int
+    after_s: float
+
+
+class Unwake(Action, frozen=True):
+    timer: int
+
+
+class Answer(Action, frozen=True):
+    """The end: the value of the output."""
+
+    value: Any
+
+
+class Fail(Action, frozen=True):
+    """The end: there is none."""
+
+    error: PenstockError
 
 
 Actions = list[Action]
 
 
 class Machine:
-    """`started`: every attempt that began, `records`: those that are over, in that order."""
-
     def __init__(self, pipeline: Pipeline, values: Values) -> None:
         """`values`: of the pipeline's input."""
         self.pipeline = pipeline
@@ -137,12 +165,12 @@ class Machine:
     def wake(self, after_s: float, then: Callable[[], None]) -> int:
         timer = self.new_id()
         self._timers[timer] = then
-        self.act(Action("wake", timer, after_s=after_s))
+        self.act(Wake(timer, after_s))
         return timer
 
     def unwake(self, timer: int | None) -> None:
         if timer is not None and self._timers.pop(timer, None) is not None:
-            self.act(Action("unwake", timer))
+            self.act(Unwake(timer))
 
     def opened(self, attempt: int, run: _Run) -> None:
         self._attempts[attempt] = run
@@ -155,7 +183,7 @@ class Machine:
         """A run without a parent is over."""
         self._stop_all()
         self.is_over = True
-        self.act(Action("answer", value=value) if failure is None else Action("fail", error=failure.error))
+        self.act(Answer(value) if failure is None else Fail(failure.error))
 
     # -- inside
 
@@ -306,7 +334,7 @@ class _Run:
         if not attempt:
             return
         if self._has_work and outcome != "ok":
-            machine.act(Action("stop", attempt))
+            machine.act(Stop(attempt))
         self._has_work = False
         record = Record(
             attempt,
@@ -354,7 +382,7 @@ class _Run:
         passes_on = self.is_answer and isinstance(self.step, Model) and self.step.task.generates
         call = call_of(self.step, self._scope, is_answer=passes_on)
         self._has_work = True
-        self._machine.act(Action("start", self._attempt, call))
+        self._machine.act(Start(self._attempt, call))
 
     def _start_template(self) -> None:
         assert isinstance(self.step, FillIn)

@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,6 +48,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _EDGE = re.compile(r"([a-z][a-z0-9_]*)((?:\.[A-Za-z_][A-Za-z0-9_]*|\[\d{1,6}\])*)")
 _PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
 _MAX_DEPTH = 16  # of steps in steps
+PYTHON_TIMEOUT_S = 30.0  # of a Python step that says nothing else: its process is killed then
 _MAX_INNER = 64  # of one block, branch or parallel
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -294,6 +295,8 @@ class _Reader:
             check_function(path, function, tuple(inputs))
         limits = PythonLimits(spec.processes, spec.queue, spec.memory_mib, tuple(spec.env))
         edges = {argument: edge for argument, edge in inputs.items() if edge is not None}
+        if policy.timeout_s is None:
+            policy = replace(policy, timeout_s=PYTHON_TIMEOUT_S)
         return Python(name, policy, output, where, EntryPoint(path.absolute(), function), edges, limits)
 
     def _branch(

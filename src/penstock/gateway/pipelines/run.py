@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from penstock.api.openai.responses import Usage as WireUsage
 from penstock.api.sse import error_event
 from penstock.core.errors import PenstockError
+from penstock.gateway.pipelines import machine as on
 from penstock.gateway.pipelines.answer import PipelineAnswer
 from penstock.gateway.pipelines.calls import Call
 from penstock.gateway.pipelines.graph import Model, Pipeline, Python
@@ -64,7 +65,11 @@ class StepGate(Protocol):
     def step_caller(self, caller: Caller, pipeline_id: str) -> Caller: ...
 
     def call(
-        self, step: Python, arguments: Mapping[str, Any], done: Callable[[Any, PenstockError | None], None]
+        self,
+        pipeline: Pipeline,
+        step: Python,
+        arguments: Mapping[str, Any],
+        done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
         """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
 
@@ -243,16 +248,15 @@ class PipelineRun:
         try:
             while self._actions:
                 action = self._actions.popleft()
-                _RUN[action.kind](self, action)
+                _RUN[type(action)](self, action)
         finally:
             self._is_acting = False
 
-    def _start(self, action: Action) -> None:
-        assert action.call is not None
+    def _start(self, action: on.Start) -> None:
         if isinstance(action.call.step, Python):
-            self._start_python(action.id, action.call, action.call.step)
+            self._start_python(action.attempt, action.call, action.call.step)
         else:
-            self._start_model(action.id, action.call)
+            self._start_model(action.attempt, action.call)
 
     def _start_model(self, attempt: int, call: Call) -> None:
         gate, trace = self._services.gate, self._trace
@@ -276,29 +280,29 @@ class PipelineRun:
             )
 
         try:
-            self._calls[attempt] = self._services.gate.call(step, call.arguments, done)
+            self._calls[attempt] = self._services.gate.call(self.pipeline, step, call.arguments, done)
         except PenstockError as error:
             self._run(self.machine.failed(attempt, Failure(error), self._now()))
 
-    def _stop(self, action: Action) -> None:
-        call = self._calls.pop(action.id, None)
+    def _stop(self, action: on.Stop) -> None:
+        call = self._calls.pop(action.attempt, None)
         if isinstance(call, ModelCall):
             self._add_usage(call)
         if call is not None:
             call.cancel()
 
-    def _wake(self, action: Action) -> None:
+    def _wake(self, action: on.Wake) -> None:
         def due() -> None:
-            self._timers.pop(action.id, None)
-            self._run(self.machine.woke(action.id, self._now()))
+            self._timers.pop(action.timer, None)
+            self._run(self.machine.woke(action.timer, self._now()))
 
-        self._timers[action.id] = self._services.clock.call_later(action.after_s, due)
+        self._timers[action.timer] = self._services.clock.call_later(action.after_s, due)
 
-    def _unwake(self, action: Action) -> None:
-        if (timer := self._timers.pop(action.id, None)) is not None:
+    def _unwake(self, action: on.Unwake) -> None:
+        if (timer := self._timers.pop(action.timer, None)) is not None:
             timer.cancel()
 
-    def _end(self, action: Action) -> None:
+    def _end(self, action: on.Answer) -> None:
         client, answer, usage = self._client, self._answer, WireUsage.of(*self._usage)
         client.watcher = None
         call = self._answering
@@ -315,8 +319,7 @@ class PipelineRun:
             client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data, is_last=True)
         self._settle(Ending.OK, "")
 
-    def _fail(self, action: Action) -> None:
-        assert action.error is not None
+    def _fail(self, action: on.Fail) -> None:
         self._refuse(action.error)
 
     def _refuse(self, error: PenstockError) -> None:
@@ -402,11 +405,11 @@ class PipelineRun:
         return self._services.clock.now()
 
 
-_RUN: dict[str, Callable[[PipelineRun, Action], None]] = {
-    "start": PipelineRun._start,
-    "stop": PipelineRun._stop,
-    "wake": PipelineRun._wake,
-    "unwake": PipelineRun._unwake,
-    "answer": PipelineRun._end,
-    "fail": PipelineRun._fail,
+_RUN: dict[type[Action], Callable[[PipelineRun, Any], None]] = {
+    on.Start: PipelineRun._start,
+    on.Stop: PipelineRun._stop,
+    on.Wake: PipelineRun._wake,
+    on.Unwake: PipelineRun._unwake,
+    on.Answer: PipelineRun._end,
+    on.Fail: PipelineRun._fail,
 }

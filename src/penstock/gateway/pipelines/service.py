@@ -6,8 +6,9 @@ its steps through it. Belongs to the event loop.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,6 +17,8 @@ from penstock.gateway.pipelines.checker import check_models
 from penstock.gateway.pipelines.graph import Pipeline, Python
 from penstock.gateway.pipelines.input import read_input
 from penstock.gateway.pipelines.model_call import StepExchange
+from penstock.gateway.pipelines.python_pool import PythonPool
+from penstock.gateway.pipelines.reader import PYTHON_TIMEOUT_S
 from penstock.gateway.pipelines.run import PipelineRun, PythonCall, RunServices, StepCost
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.request_view import SURFACES
@@ -31,6 +34,19 @@ if TYPE_CHECKING:
     from penstock.gateway.app import Gateway
 
 _MAX_TENANTS = 1000
+
+
+class _StepPool(NamedTuple):
+    version: object  # of what its processes have loaded
+    pool: PythonPool
+
+
+def _version_of(step: Python) -> object:
+    """Changes with the operator's file, and with all that is said of the step."""
+    with contextlib.suppress(OSError):
+        found = step.entry.file.stat()
+        return step.entry, step.limits, found.st_mtime_ns, found.st_size
+    return step.entry, step.limits
 
 
 def with_pipelines(routes: RouteTable, pipelines: Sequence[Pipeline]) -> RouteTable:
@@ -60,17 +76,33 @@ class PipelineService:
         self._open: set[PipelineRun] = set()
         self._used: dict[str, DecayingMean] = {}  # tokens of a run, by pipeline
         self._tenants: dict[str, tuple[Tenant, Tenant]] = {}  # as they are, and as their steps ask
+        self._pools: dict[tuple[str, str], _StepPool] = {}  # by pipeline, and the step's place in its file
         self._gateway: Gateway | None = None
 
     def start(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._services = RunServices(gateway.clock, gateway.services.limiter, gateway.services.ledger, self)
+        self.use(list(self._pipelines.values()))
 
     def use(self, pipelines: Iterable[Pipeline]) -> None:
         """Takes pipelines for requests that come; runs that go on end as they began."""
         self._pipelines = {pipeline.name: pipeline for pipeline in pipelines}
+        before, self._pools = self._pools, {}
+        for pipeline in self._pipelines.values():
+            for step in pipeline.python_steps:
+                place, version = (pipeline.name, step.where), _version_of(step)
+                known = before.get(place)
+                if known is not None and known.version == version:
+                    del before[place]
+                    self._pools[place] = known
+                else:
+                    self._pools[place] = _StepPool(version, PythonPool(step, self._services.clock))
+        for one in before.values():
+            one.pool.retire()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        for one in self._pools.values():
+            one.pool.close()
 
     @property
     def num_open(self) -> int:
@@ -116,9 +148,17 @@ class PipelineService:
             refusals.respond(exchange, surface.convention, error, request_id)
 
     def call(
-        self, step: Python, arguments: Mapping[str, Any], done: Callable[[Any, PenstockError | None], None]
+        self,
+        pipeline: Pipeline,
+        step: Python,
+        arguments: Mapping[str, Any],
+        done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
-        raise EngineUnavailable("there are no processes for Python steps")
+        """A run that began before the configuration was read again meets the processes of now."""
+        found = self._pools.get((pipeline.name, step.where))
+        if found is None:
+            raise EngineUnavailable("its processes are gone: the pipeline has changed", retry_after_s=1.0)
+        return found.pool.call(arguments, step.policy.timeout_s or PYTHON_TIMEOUT_S, done)
 
     def ended(self, run: PipelineRun, facts: RequestFacts, costs: Mapping[int, StepCost]) -> None:
         assert self._gateway is not None

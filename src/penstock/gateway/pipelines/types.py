@@ -132,8 +132,8 @@ def fits(source: Type, target: Type) -> bool:
         case Json(schema):
             return not schema or schema_fits(schema_of(source), schema)
         case Record(fields):
-            own = dict(source.fields) if isinstance(source, Record) else {}
-            return isinstance(source, Record) and all(name in own and fits(own[name], kind) for name, kind in fields)
+            has = dict(source.fields) if isinstance(source, Record) else {}
+            return isinstance(source, Record) and all(name in has and fits(has[name], kind) for name, kind in fields)
         case _:
             return source == target
 
