@@ -32,7 +32,7 @@ def models_page() -> str:
         *(f"| {name} | encoders: vectors, no texts | | | |" for name in ENCODERS),
         "\n## Memory\n",
         "Weights in GB of 10⁹ bytes, the embedding and the head in bf16; KV cache in KiB for each token, as if no "
-        f"layer had a window. The last columns: how many GPUs of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold the weights, "
+        f"layer had a window. The last columns: how many GPUs of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, "
         f"what a step works in, and a KV cache of {CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
         "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | GPUs, bf16 | fp8 | int4 |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -18,6 +18,8 @@ from penstock.admission.settings import AdmissionSettings
 from penstock.gateway.app import Gateway
 from penstock.gateway.membership.factory import ReplicaFactory
 from penstock.gateway.membership.membership import Membership
+from penstock.gateway.pipelines.graph import Pipeline
+from penstock.gateway.pipelines.service import PipelineService, with_pipelines
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.lora import ForgetfulNotes
 from penstock.gateway.settings.gateway import ModelSettings, pools_of, routes_of
@@ -179,6 +181,7 @@ def running_gateway(
     make: Callable[..., Gateway] = Gateway,
     sockets: WebSocketSettings | None = None,
     serve: Callable[..., Server] = Server,
+    pipelines: Sequence[Pipeline] = (),
 ) -> Iterator[RunningGateway]:
     """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
@@ -191,7 +194,9 @@ def running_gateway(
         keys, ledger = KeyRing(), UsageList()
         prices = {name: pool.price for name, pool in pools_of(pools).items()}
         services = TenantServices(keys, LocalLimiter(clock.now), Budgets(), ledger, prices, notes or ForgetfulNotes())
-        gateway = make(routes_of(pools), services, Admission(settings=admission), recorder, clock=clock)
+        routes = with_pipelines(routes_of(pools), pipelines)
+        parts = {"pipelines": PipelineService(pipelines)} if pipelines else {}
+        gateway = make(routes, services, Admission(settings=admission), recorder, clock=clock, **parts)
         membership = Membership(gateway.replicas, ReplicaFactory(health, clock), notes.by_replica() if notes else None)
         membership.configure(pools_of(pools))
         server = serve(websockets(gateway, sockets), clock=clock, gate=gateway, upgrades=PATHS)

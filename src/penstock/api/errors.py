@@ -63,6 +63,8 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.EngineUnavailable: HttpError(503, "server_error"),
     errors.EngineFailed: HttpError(500, "server_error"),
     errors.RequestAborted: HttpError(503, "server_error"),  # seen by a client only when the server is stopping
+    errors.StepFailed: HttpError(502, "server_error"),
+    errors.StepTimeout: HttpError(504, "server_error"),
     errors.ModelError: HttpError(500, "server_error"),
     errors.ModelMissing: HttpError(500, "server_error"),
     errors.ModelCorrupt: HttpError(500, "server_error"),

@@ -29,6 +29,7 @@ GROUPS = {
         Command("serve", "serve_command", "serve a model over the OpenAI API: all that one machine needs"),
         Command("engine", "engine_command", "one replica, an engine and its server, to stand behind a gateway"),
         Command("gateway", "gateway", "the public endpoint: keys, limits, queues, and replicas behind it"),
+        Command("pipeline", "pipeline", "check a pipeline's file: steps, edges and their types, before it is served"),
         Command("epp", "epp", "an Endpoint Picker: Envoy-based gateways ask it where to send each request"),
         Command("doctor", "doctor", "check this installation, and say what to fix"),
     ),

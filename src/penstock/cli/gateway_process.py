@@ -23,6 +23,7 @@ from penstock.cli.gateway_worker import GatewayWorker
 from penstock.cli.grpc_port import grpc_of_gateway
 from penstock.cli.listening import listening_socket
 from penstock.cli.logs import log_the_uncaught, write_lines_bare
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.telemetry import gateway_traces, pushed_metrics
 from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
@@ -42,6 +43,7 @@ from penstock.gateway.membership.membership import Membership
 from penstock.gateway.membership.store import StoreSource
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
+from penstock.gateway.pipelines.service import PipelineService, with_pipelines
 from penstock.gateway.records import request_log
 from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.records.recorder import GatewayRecorder
@@ -118,7 +120,10 @@ async def serve(
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
     replicas_of(models, settings.health)  # raises what is wrong before a port or a store is opened
-    routes, added = RouteBoard(routes_of(models)), StoreSource()
+    if picks and settings.pipelines:
+        raise ConfigError("an Endpoint Picker has no pipelines: it answers no request itself", param="pipelines")
+    pipelines = load_pipelines(settings.pipelines)
+    routes, added = RouteBoard(with_pipelines(routes_of(models), pipelines)), StoreSource()
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
     prices = {name: pool.price for name, pool in pools_of(models).items()}
@@ -154,14 +159,21 @@ async def serve(
                 # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
                 kept = None if picks else _responses(settings, url, ledger)
                 batches = None if picks else _batches(settings, url, services)
-                make = partial(EndpointPicker, settings) if picks else partial(Gateway, responses=kept, batches=batches)
+                served = PipelineService(pipelines)
+                make = (
+                    partial(EndpointPicker, settings)
+                    if picks
+                    else partial(Gateway, responses=kept, batches=batches, pipelines=served)
+                )
                 gateway = make(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
                 routes.changed = gateway.use
                 factory = ReplicaFactory(settings.health, salts=salts_of(settings, penstock_home()))
                 membership = Membership(gateway.replicas, factory, store.adapters.all())
-                configuration = Configuration(settings, routes, membership, gateway.pools, admission, prices)
+                configuration = Configuration(
+                    settings, routes, membership, gateway.pools, admission, prices, served, load_pipelines
+                )
                 configuration.read = read
                 configuration.apply(settings)
                 names, pods = DnsSource(settings.dns), KubernetesSource(settings.kubernetes)
@@ -271,7 +283,9 @@ def read_again(opened: Callable[[], AbstractContextManager[GatewaySettings]]) ->
     """The settings of a file that may have changed, for a reload. What is wrong is raised inside `opened`, which tells
     its line."""
     with opened() as settings:
-        replicas_of(settings.pools(), settings.health)
+        models = settings.pools()
+        replicas_of(models, settings.health)
+        with_pipelines(routes_of(models), load_pipelines(settings.pipelines))
         return settings
 
 

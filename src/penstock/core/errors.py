@@ -40,6 +40,8 @@
     ├── EngineUnavailable         the engine is starting, restarting or draining; carries retry_after_s
     ├── EngineFailed              the engine died or a step failed while this request was running
     ├── RequestAborted            the client went away, or the server is shutting down
+    ├── StepFailed                a step of a pipeline failed; names the step, and `reason` says how
+    │   └── StepTimeout               it took longer than its `timeout_s`
     ├── ModelError                a model cannot be used, and what to do about it
     │   ├── ModelMissing
     │   ├── ModelCorrupt
@@ -236,6 +238,16 @@ class EngineFailed(PenstockError):
 
 class RequestAborted(PenstockError):
     code = "request_aborted"
+
+
+class StepFailed(PenstockError):
+    """A step of a pipeline failed."""
+
+    code = "step_failed"
+
+
+class StepTimeout(StepFailed):
+    code = "step_timeout"
 
 
 class ModelError(PenstockError):

@@ -27,6 +27,7 @@ from penstock.core.errors import (
 from penstock.core.replica import UNBOUNDED, ReplicaState
 from penstock.gateway.batches.row_gate import GatewayRows
 from penstock.gateway.batches.service import BatchService
+from penstock.gateway.pipelines.service import PipelineService
 from penstock.gateway.proxy import public_endpoints, refusals
 from penstock.gateway.proxy.admission_queue import AdmissionQueue
 from penstock.gateway.proxy.answer_headers import AnswerHeaders, id_header
@@ -95,12 +96,14 @@ class Gateway(Subscriber):
         resume_wait_s: float = WAIT_S,
         responses: ResponseService | None = None,
         batches: BatchService | None = None,
+        pipelines: PipelineService | None = None,
     ) -> None:
         """`explains`: answers say which replica they come from, and why it was picked. `responses`: None: none is
         kept, and a request that asks for that is refused by its replica. `batches`: None: there are no
-        such paths."""
+        such paths. `pipelines`: None: there are none."""
         self.responses = responses
         self.batches = batches
+        self.pipelines = pipelines
         self.admission = admission
         self.recorder = recorder or GatewayRecorder()
         self.prices = services.prices
@@ -143,13 +146,15 @@ class Gateway(Subscriber):
         if batches is not None:
             batches.start(GatewayRows(self, batches.busy))
             self.recorder.batch_counts = batches.counts
+        if pipelines is not None:
+            pipelines.start(self)
 
     def use(self, routes: RouteTable) -> None:
         """Takes routes for requests that come, with what replicas have beside them; those that are here go on as they
         were."""
         self._configured = routes
         self.routes = self._learned.over(routes)
-        self._accesses = TenantAccesses(self.routes)
+        self._accesses, self._step_accesses = TenantAccesses(self.routes), TenantAccesses(self.routes)
         self.pools.keep({share.pool for route in routes.routes.values() for share in route.pools})
         versions = {pool: version for route in routes.routes.values() for version, pool in route.versions.items()}
         self.recorder.compare(versions)
@@ -160,6 +165,8 @@ class Gateway(Subscriber):
         self.bodies.close()
         if self.batches is not None:
             self.batches.close()
+        if self.pipelines is not None:
+            self.pipelines.close()
         if self.responses is not None:
             self.responses.close()
         self.queue.close()
@@ -215,9 +222,10 @@ class Gateway(Subscriber):
         self, exchange: Exchange, surface: Surface, request_id: str, caller: Caller, ledger: Recorder | None = None
     ) -> None:
         """A caller's request on its way to `begin`. One with a large body pays for it before anything is done that
-        grows with it. `ledger`: of a batch's row."""
+        grows with it. `ledger`: of a batch's row, or of a pipeline's step."""
         body = exchange.request.body
-        arrival = Arrival(request_id, exchange, surface, caller, self._accesses.of(caller.tenant), None, ledger)
+        accesses = self._step_accesses if caller.step_of else self._accesses
+        arrival = Arrival(request_id, exchange, surface, caller, accesses.of(caller.tenant), None, ledger)
         quota = arrival.access.quota
         if quota is None or len(body) <= _LARGE_BYTES:
             try:
@@ -281,7 +289,7 @@ class Gateway(Subscriber):
         is_wrong = isinstance(error, InvalidRequest | ModelNotFound)
         if asker.entry is not None:
             asker.entry.settle(0 if is_wrong else None)
-        elif is_wrong and (quota := self._accesses.of(tenant).quota) is not None:
+        elif is_wrong and not asker.caller.step_of and (quota := self._accesses.of(tenant).quota) is not None:
             reservation = RateLimitReservation(
                 self.services.limiter, self.clock, quota, tenant.id, ENTRY, NOBODY, lambda _: reservation.settle(0)
             )
@@ -295,6 +303,9 @@ class Gateway(Subscriber):
         route = self._route(access, view.model)
         if tenant.budget.is_bounded:
             self.services.budgets.check(tenant, time.time())
+        if route.is_pipeline and self.pipelines is not None:
+            self.pipelines.begin(arrival, route.name)
+            return
         random01 = self.random.random()
         bucket = session_bucket(f"{tenant.id}/{view.session}") if view.session else self.random.random()
         hint = expected_output(exchange.request.headers)

@@ -52,6 +52,7 @@ class Route:
     version_of: str | None = None  # of "name@version": the name
     revision: int = 0  # of the weights; 0: as the file has them
     adapter_of: str | None = None  # it is a LoRA adapter of this route's model, on the same pools
+    is_pipeline: bool = False  # it has steps instead of pools, each of which is routed by itself
 
     @property
     def adapter(self) -> str:
@@ -122,9 +123,16 @@ class RouteTable:
         if self._names[name].rules is not None:
             said = f"{what} '{name}', which has rules of its own: where that ends could not be seen here"
             raise ConfigError(said, param=param)
+        if self._names[name].is_pipeline:
+            raise ConfigError(f"{what} '{name}', which is a pipeline and no model", param=param)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
+
+    @property
+    def names(self) -> list[str]:
+        """All that a client can ask for: routes, aliases and versions."""
+        return list(self._names)
 
     def with_routes(self, changed: Iterable[Route]) -> RouteTable:
         """Another table, with these in place of those of their names."""
@@ -160,7 +168,7 @@ def _with_adapters(routes: dict[str, Route]) -> dict[str, Route]:
     for name, route in routes.items():
         if route.adapter_of is not None:
             base = routes.get(route.adapter_of)
-            if base is None or base.rules is not None or base.adapter_of is not None:
+            if base is None or base.rules is not None or base.adapter_of is not None or base.is_pipeline:
                 raise ConfigError(f"'{name}' is an adapter of '{route.adapter_of}', which is no model with replicas")
             own = {share.pool for share in route.pools}
             shares = [replace(share, shadow=0.0) for share in base.pools if not own or share.pool in own]

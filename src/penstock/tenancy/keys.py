@@ -58,6 +58,7 @@ class Caller(Struct, frozen=True, gc=False):
     key_id: str
     expires_at: float = float("inf")
     is_batch: bool = False  # a row of a batch: at the price of batches, and nobody waits for it
+    step_of: str = ""  # the request of a pipeline that this is a step of: its limits are those of the whole
 
 
 class TenantState(Struct, frozen=True):

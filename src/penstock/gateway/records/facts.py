@@ -44,6 +44,8 @@ class RequestFacts(NamedTuple):
     kv_block_s: float | None = None
     fingerprint: str = ""  # of a request that was put into quarantine
     is_batch: bool = False  # a row of a batch: nobody waits for it, and no objective is for it
+    step_of: str = ""  # the request of a pipeline that this is a step of
+    num_steps: int = 0  # of a pipeline: attempts at its steps, whose tokens and cost are told by themselves, too
 
 
 def ending_of(error: PenstockError) -> tuple[Ending, str]:

@@ -130,6 +130,17 @@ class GatewayRecorder:
         for listener in self.listeners:
             listener.ended(facts)
 
+    def pipeline_ended(self, facts: RequestFacts) -> None:
+        """A request for a pipeline, whose steps were told as requests of their own: here it is counted as one."""
+        key = (facts.model, facts.surface, facts.ending, facts.reason)
+        self._registry.count(catalog.REQUESTS, *map(str, key)).value += 1
+        if self._log is not None:
+            self._log.append(facts)
+        if facts.trace is not None:
+            self.traces.ended(facts)
+        for listener in self.listeners:
+            listener.ended(facts)
+
     def asked(self, routed: RoutedRequest) -> None:
         """What a client sent, for logs whose operator wants it."""
         if self._log is not None:

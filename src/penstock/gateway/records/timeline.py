@@ -81,4 +81,5 @@ class RequestTimeline:
             work.kv_block_s if work is not None else None,
             self._fingerprint,
             routed.is_batch,
+            routed.caller.step_of,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from penstock.observe.spans import Root, Roots
 from penstock.router.router import Choice
 
@@ -20,8 +22,27 @@ class Visit:
         self.outcome = ""  # of a prefill for another replica
 
 
+class StepVisit(NamedTuple):
+    """An attempt at a step of a pipeline."""
+
+    name: str
+    kind: str  # model, python, branch …
+    span_id: str
+    parent_id: str  # of the step that it is inside of; empty: the pipeline's
+    began: float
+    ended: float
+    outcome: str  # ok, failed, timeout, cancelled
+    reason: str = ""
+    model: str = ""
+    number: int = 1  # of the attempt
+    is_fallback: bool = False
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+
 class Trace:
-    __slots__ = ("_roots", "began", "picks", "prefills", "root", "visits")
+    __slots__ = ("_roots", "began", "picks", "prefills", "root", "steps", "visits")
 
     def __init__(self, roots: Roots, root: Root, now: float) -> None:
         self._roots = roots
@@ -30,10 +51,15 @@ class Trace:
         self.picks: list[tuple[float, Choice]] = []
         self.visits: list[Visit] = []
         self.prefills: list[Visit] = []  # at servers that compute its prompt for another
+        self.steps: list[StepVisit] = []  # of a pipeline
 
     @property
     def trace_id(self) -> str:
         return self.root.trace_id
+
+    def new_span_id(self) -> str:
+        """For a span that others are to hang below."""
+        return self._roots.span_id()
 
     def chose(self, choice: Choice, now: float) -> None:
         self.picks.append((now, choice))

@@ -203,6 +203,9 @@ class GatewaySettings:
     batches: BatchSettings = field(default_factory=BatchSettings)
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+    pipelines: list[str] = setting(
+        [], "files of pipelines: graphs of steps, each behind a model's name; see docs/pipelines.md"
+    )
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def pools(self) -> dict[str, ModelSettings]:

@@ -10,6 +10,8 @@ from penstock.admission.admission import Admission
 from penstock.core.errors import ConfigError
 from penstock.core.slo import Slo
 from penstock.gateway.membership.membership import Membership
+from penstock.gateway.pipelines.graph import Pipeline
+from penstock.gateway.pipelines.service import PipelineService, with_pipelines
 from penstock.gateway.settings.gateway import GatewaySettings, pools_of, routes_of, splits_of
 from penstock.gateway.settings.monitor import slos_of
 from penstock.gateway.settings.route_board import RouteBoard
@@ -20,7 +22,7 @@ from penstock.watch.watch import Watch
 
 log = logging.getLogger("penstock.gateway")
 
-_RELOADABLE = {"models", "routing", "slo"}
+_RELOADABLE = {"models", "pipelines", "routing", "slo"}
 
 
 class Configuration:
@@ -34,7 +36,10 @@ class Configuration:
         pools: Pools,
         admission: Admission,
         prices: dict[str, Price],
+        pipelines: PipelineService | None = None,
+        read_pipelines: Callable[[Iterable[str]], list[Pipeline]] = lambda _: [],
     ) -> None:
+        """`read_pipelines`: from their files."""
         self.settings = settings
         self.read: Callable[[], GatewaySettings] | None = None  # from the file again; None: there is no file
         self._routes = routes
@@ -42,6 +47,8 @@ class Configuration:
         self._pools = pools
         self._admission = admission
         self._prices = prices
+        self._pipelines = pipelines
+        self._read_pipelines = read_pipelines
         self._watch: Watch | None = None
         self._now: Callable[[], float] = lambda: 0.0
         self._slos: dict[str, Slo] = {}
@@ -78,7 +85,9 @@ class Configuration:
     def apply(self, settings: GatewaySettings) -> None:
         """Raises ConfigError before anything has changed."""
         models = settings.pools()
-        pools, routes, slos = pools_of(models), routes_of(models), slos_of(settings.slo, models)
+        pools, slos = pools_of(models), slos_of(settings.slo, models)
+        pipelines = self._read_pipelines(settings.pipelines)
+        routes = with_pipelines(routes_of(models), pipelines)
         own_routing = {name: pool.routing for name, pool in pools.items() if pool.routing is not None}
         Router.from_settings(settings.routing, own_routing)  # raises if a strategy cannot be built
         self._membership.configure(pools)
@@ -90,6 +99,8 @@ class Configuration:
         self._admission.configure(slos, {name: pool.hold_s for name, pool in pools.items() if pool.hold_s is not None})
         self._prices.clear()
         self._prices.update({name: pool.price for name, pool in pools.items()})
+        if self._pipelines is not None:
+            self._pipelines.use(pipelines)
         self._routes.configure(routes)
         self._members_changed()
 

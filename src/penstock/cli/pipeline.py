@@ -1,0 +1,78 @@
+"""`penstock pipeline`: files of pipelines, read and checked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.config_file import read_config_file
+
+if TYPE_CHECKING:
+    from penstock.gateway.pipelines.graph import Pipeline
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    check = verbs.add_parser(
+        "check", help="whether a gateway would serve it: errors name the step, the edge and the line"
+    )
+    check.add_argument("file", type=Path, nargs="+", metavar="FILE", help="YAML: see docs/pipelines.md")
+    check.add_argument(
+        "--config", type=Path, metavar="FILE", help="a gateway's configuration: steps ask models that it has"
+    )
+    check.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from penstock.gateway.pipelines.service import with_pipelines
+
+    pipelines = load_pipelines(map(str, arguments.file))
+    if arguments.config is not None:
+        from penstock.core.config import build
+        from penstock.gateway.settings.gateway import GatewaySettings, routes_of
+
+        file = read_config_file(arguments.config)
+        with file.located():
+            with_pipelines(routes_of(build(GatewaySettings, file.values).pools()), pipelines)
+    _show(pipelines, as_json=arguments.json)
+
+
+def load_pipelines(paths: Iterable[str]) -> list[Pipeline]:
+    """The pipelines of these files, checked. Raises ConfigError."""
+    from penstock.gateway.pipelines.checker import pipeline_from
+
+    return [pipeline_from(read_config_file(Path(path).expanduser())) for path in paths]
+
+
+def _show(pipelines: list[Pipeline], *, as_json: bool) -> None:
+    from penstock.cli.store_flags import print_json
+    from penstock.gateway.pipelines.graph import Model, Python
+    from penstock.terminal.tables import print_table
+
+    if as_json:
+        print_json([_document(pipeline) for pipeline in pipelines])
+        return
+    for pipeline in pipelines:
+        print(f"{pipeline.name}: {pipeline.file.path} can be served; its answer is {pipeline.output}")
+        rows = []
+        for step in pipeline.root.walk():
+            if step is pipeline.root:
+                continue
+            what = step.model if isinstance(step, Model) else ""
+            if isinstance(step, Python):
+                what = f"{step.entry.file.name}:{step.entry.function}"
+            rows.append([step.name, step.kind, what, str(pipeline.kinds[step.where])])
+        print_table(["step", "kind", "asks", "result"], rows)
+
+
+def _document(pipeline: Pipeline) -> dict[str, object]:
+    steps = [step for step in pipeline.root.walk() if step is not pipeline.root]
+    return {
+        "name": pipeline.name,
+        "file": str(pipeline.file.path),
+        "models": list(pipeline.models),
+        "output": str(pipeline.output),
+        "steps": [{"name": step.name, "kind": step.kind, "result": str(pipeline.kinds[step.where])} for step in steps],
+    }

@@ -1,0 +1,242 @@
+"""A pipeline as data: steps, and the edges between them. `reader` makes it of a file.
+
+An edge is the path of a value: `input.text`, `language.label`, `extract.items`. A template has edges in it. Steps of a
+block run one after another, in the order of the file; those of `parallel` and the elements of a `map` run together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config_file import ConfigFile
+from penstock.gateway.pipelines.template import Template
+from penstock.gateway.pipelines.types import MESSAGES, TEXT, Json, Schema, Type
+
+INPUT = "input"
+INPUT_TYPES: Mapping[str, Type] = {"text": TEXT, "messages": MESSAGES, "metadata": Json({"type": "object"})}
+ITEM, INDEX = "item", "index"  # of a map, in its step
+RESERVED = frozenset((INPUT, ITEM, INDEX, "value"))
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a value comes from: a name that a step sees, and fields and elements below it."""
+
+    name: str
+    path: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is done when a step takes too long or fails."""
+
+    timeout_s: float | None = None  # of one attempt
+    retries: int = 0  # attempts after the first
+    fallback: Step | None = None  # runs when every attempt has failed; its result is the step's
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str  # the whole path: route.de.answer
+    policy: Policy
+    output: Type | None  # as the file declares it; None: it follows from the kind of the step
+    where: str  # in the file, for errors: steps.route.branch.cases.de
+
+    @property
+    def kind(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        """Steps that run as parts of this one."""
+        return ()
+
+    def walk(self) -> Iterator[Step]:
+        """This step, those inside it, and the fallbacks of all of them."""
+        yield self
+        for one in self.inner:
+            yield from one.walk()
+        if self.policy.fallback is not None:
+            yield from self.policy.fallback.walk()
+
+
+class Task(StrEnum):
+    """What a model step asks of its model."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    EMBEDDINGS = "embeddings"
+    CLASSIFICATION = "classification"
+
+    @property
+    def generates(self) -> bool:
+        return self in (Task.CHAT, Task.COMPLETION)
+
+
+@dataclass(frozen=True)
+class Model(Step):
+    model: str = ""
+    task: Task = Task.CHAT
+    system: Template | None = None
+    prompt: Template | None = None
+    messages: Edge | None = None
+    text: Edge | None = None  # of embeddings and classification: a text, or a list of them
+    choice: tuple[str, ...] = ()  # guided: the answer is one of these
+    schema: Schema | None = None  # guided: it is JSON by this schema
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # sent with each request
+    forward: tuple[str, ...] | None = None  # fields of the client's request that are sent too; None: by default
+
+    @property
+    def kind(self) -> str:
+        return "model"
+
+
+@dataclass(frozen=True)
+class FillIn(Step):
+    """Text made of a template."""
+
+    template: Template = field(default_factory=lambda: Template("", frozenset()))
+
+    @property
+    def kind(self) -> str:
+        return "template"
+
+
+@dataclass(frozen=True)
+class Constant(Step):
+    value: Any = None
+
+    @property
+    def kind(self) -> str:
+        return "value"
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function in a file of the operator's."""
+
+    file: Path
+    function: str
+
+
+@dataclass(frozen=True)
+class PythonLimits:
+    """Of the processes that run the function of one step."""
+
+    processes: int = 1
+    queue: int = 32  # calls that wait for a process; one more is refused
+    memory_mib: int = 512
+    env: tuple[str, ...] = ()  # variables of the gateway's environment that the function sees
+
+
+@dataclass(frozen=True)
+class Python(Step):
+    entry: EntryPoint = field(default_factory=lambda: EntryPoint(Path(), ""))
+    inputs: Mapping[str, Edge] = field(default_factory=dict)  # by the name of the argument
+    limits: PythonLimits = PythonLimits()
+
+    @property
+    def kind(self) -> str:
+        return "python"
+
+
+@dataclass(frozen=True)
+class Block(Step):
+    """Steps that run one after another; the result is that of one of them."""
+
+    steps: tuple[Step, ...] = ()
+    names: tuple[str, ...] = ()  # by which later ones see them
+    result: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "steps"
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return self.steps
+
+
+@dataclass(frozen=True)
+class Branch(Step):
+    on: Edge = field(default_factory=lambda: Edge(""))
+    cases: Mapping[str, Step] = field(default_factory=dict)
+    default: Step | None = None
+
+    @property
+    def kind(self) -> str:
+        return "branch"
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return (*self.cases.values(), *((self.default,) if self.default is not None else ()))
+
+
+@dataclass(frozen=True)
+class Parallel(Step):
+    arms: Mapping[str, Step] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return "parallel"
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return tuple(self.arms.values())
+
+
+@dataclass(frozen=True)
+class Map(Step):
+    over: Edge = field(default_factory=lambda: Edge(""))
+    step: Step | None = None
+    at_once: int = 8  # elements that are worked on at a time
+    max_items: int = 64  # a longer list is an error
+
+    @property
+    def kind(self) -> str:
+        return "map"
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        return (self.step,) if self.step is not None else ()
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    description: str
+    root: Block
+    output: Type  # of the whole
+    kinds: Mapping[str, Type]  # of the result of each step, by its `where`
+    file: ConfigFile  # with its lines
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The models that are asked, each with the first step that does."""
+        found: dict[str, Model] = {}
+        for step in self.root.walk():
+            if isinstance(step, Model):
+                found.setdefault(step.model, step)
+        return found
+
+    @property
+    def python_steps(self) -> list[Python]:
+        return [step for step in self.root.walk() if isinstance(step, Python)]
+
+
+def attempts(step: Step) -> int:
+    """The most attempts at steps, this one's and those inside it, that one run of it can come to."""
+    inside = sum(attempts(one) for one in step.inner)
+    if isinstance(step, Branch):
+        inside = max(map(attempts, step.inner), default=0)
+    elif isinstance(step, Map):
+        inside *= step.max_items
+    fallback = attempts(step.policy.fallback) if step.policy.fallback is not None else 0
+    return (step.policy.retries + 1) * (1 + inside) + fallback

@@ -1,0 +1,415 @@
+"""One client's request for a pipeline: the shell around its machine.
+
+It is called back from the event loop and returns at once. It does what the machine says (asks models, calls Python
+processes, sets timers, writes the answer), and tells it what came of that. The whole is one request of its tenant: it
+reserves once, and is settled with the tokens of all its steps, each of which is charged at its own model's price.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from penstock.api.openai.responses import Usage as WireUsage
+from penstock.api.sse import error_event
+from penstock.core.errors import PenstockError
+from penstock.gateway.pipelines import machine as on
+from penstock.gateway.pipelines.answer import PipelineAnswer
+from penstock.gateway.pipelines.calls import Call
+from penstock.gateway.pipelines.graph import Model, Pipeline, Python
+from penstock.gateway.pipelines.input import PipelineInput
+from penstock.gateway.pipelines.machine import Action, Actions, Failure, Machine, Record
+from penstock.gateway.pipelines.model_call import ModelCall, StepExchange, headers_of, request_of
+from penstock.gateway.proxy import refusals
+from penstock.gateway.proxy.answer_headers import id_header
+from penstock.gateway.proxy.rate_limit import RateLimitReservation
+from penstock.gateway.proxy.routed_request import Arrival
+from penstock.gateway.records.facts import Ending, RequestFacts, ending_of
+from penstock.gateway.records.trace import PassedOn, StepVisit, Trace
+from penstock.http.clock import Timer, TimerClock
+from penstock.http.exchange import Exchange
+from penstock.http.message import EVENT_STREAM, JSON, by_name
+from penstock.tenancy.keys import Caller
+from penstock.tenancy.limits.limiter import Limiter
+from penstock.tenancy.prices import NANOS
+from penstock.tenancy.usage import Recorder, Usage
+
+
+class StepCost(NamedTuple):
+    """What the requests of one attempt used, as they were charged."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_nanos: int = 0
+
+
+NO_COST = StepCost()
+
+
+class PythonCall(Protocol):
+    def cancel(self) -> None: ...
+
+
+class StepGate(Protocol):
+    """The ways of a step's work out of a run."""
+
+    def ask(self, exchange: StepExchange, request_id: str, caller: Caller, ledger: Recorder) -> None:
+        """Lets a step's request in as if a client had sent it, but that its usage is told to `ledger`."""
+
+    def step_caller(self, caller: Caller, pipeline_id: str) -> Caller: ...
+
+    def call(
+        self,
+        pipeline: Pipeline,
+        step: Python,
+        arguments: Mapping[str, Any],
+        done: Callable[[Any, PenstockError | None], None],
+    ) -> PythonCall:
+        """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
+
+    def new_id(self) -> str: ...
+    def ended(self, run: PipelineRun, facts: RequestFacts, costs: Mapping[int, StepCost]) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunServices:
+    clock: TimerClock
+    limiter: Limiter
+    ledger: Recorder
+    gate: StepGate
+
+
+class RunSize:
+    """What is reserved for a run: as many tokens as its pipeline's runs took lately. It is settled by what it used."""
+
+    is_final = True
+
+    def __init__(self, tokens: int) -> None:
+        self.reserved = self.most = tokens
+        self.exact: int | None = tokens
+
+    def count(self, then: Callable[[PenstockError | None], None]) -> None:
+        then(None)
+
+
+class RunBill:
+    """Told the usage of each step's request. It is charged at once, under the step's model, as a part of a request that
+    goes on; who asked for the pipeline is charged for one request at its end."""
+
+    def __init__(self, ledger: Recorder) -> None:
+        self.costs: dict[str, StepCost] = {}  # by the id of a step's request
+        self._ledger = ledger
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.input_tokens + one.output_tokens for one in self.costs.values())
+
+    @property
+    def cost_nanos(self) -> int:
+        return sum(one.cost_nanos for one in self.costs.values())
+
+    def record(self, usage: Usage) -> None:
+        request_id = usage.request_id.partition("/")[0]
+        before = self.costs.get(request_id, NO_COST)
+        self.costs[request_id] = StepCost(
+            before.input_tokens + usage.input_tokens,
+            before.output_tokens + usage.output_tokens,
+            before.cost_nanos + usage.cost_nanos,
+        )
+        self._ledger.record(replace(usage, requests=0))
+
+
+class PipelineRun:
+    """Watches the client, and listens to the calls of steps."""
+
+    def __init__(
+        self,
+        services: RunServices,
+        arrival: Arrival,
+        pipeline: Pipeline,
+        asked: PipelineInput,
+        expected_tokens: int,
+        trace: Trace | PassedOn | None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.arrival = arrival
+        self.machine = Machine(pipeline, asked.values)
+        self.bill = RunBill(arrival.ledger or services.ledger)
+        self._services = services
+        self._asked = asked
+        self._client: Exchange = arrival.exchange
+        self._trace = trace
+        self._caller = services.gate.step_caller(arrival.caller, arrival.id)
+        self._headers = headers_of(arrival.exchange.request.headers)
+        self._answer = PipelineAnswer(
+            asked.task, pipeline.name, arrival.id, int(time.time()), has_usage=asked.has_usage
+        )
+        self._began = services.clock.now()
+        self._first_at: float | None = None
+        self._calls: dict[int, ModelCall | PythonCall] = {}  # that go on, by attempt
+        self._answering: ModelCall | None = None  # the call whose answer is the client's
+        self._request_ids: dict[int, str] = {}  # of model calls, by attempt
+        self._span_ids: dict[int, str] = {}  # by attempt
+        self._usage = (0, 0, 0)  # input, output and cached tokens, as answers said
+        self._timers: dict[int, Timer] = {}
+        self._actions: deque[Action] = deque()  # that are still to be done
+        self._is_acting = False
+        self._reservation: RateLimitReservation | None = None
+        if (quota := arrival.access.quota) is not None:
+            tenant, size = arrival.caller.tenant.id, RunSize(expected_tokens)
+            fingerprint = crc32(arrival.exchange.request.body) | 1
+            self._reservation = RateLimitReservation(
+                services.limiter, services.clock, quota, tenant, size, fingerprint, self._reserved
+            )
+
+    def begin(self) -> None:
+        self._client.watcher = self
+        if self.arrival.entry is not None:
+            self.arrival.entry.settle(None)
+        if self._reservation is None:
+            self._reserved(None)
+        else:
+            self._reservation.pay()
+
+    def _reserved(self, error: PenstockError | None) -> None:
+        if error is not None:
+            self._refuse(error)
+        else:
+            self._run(self.machine.begin(self._now()))
+
+    # -- the client
+
+    def client_gone(self) -> None:
+        self._run(self.machine.cancel(self._now()))
+        self._settle(Ending.CLIENT_GONE, "")
+
+    def pause(self) -> None:
+        if (watcher := self._upstream_watcher()) is not None:
+            watcher.pause()
+
+    def resume(self) -> None:
+        if (watcher := self._upstream_watcher()) is not None:
+            watcher.resume()
+
+    def _upstream_watcher(self) -> Any:
+        call = self._answering
+        return call.exchange.watcher if call is not None and call.exchange is not None else None
+
+    # -- what calls tell
+
+    def passed_on(self, call: ModelCall, chunk: dict[str, Any]) -> None:
+        if call.call.is_answer and self._asked.is_stream and (data := self._answer.part(chunk, call)):
+            self._write(data, call)
+
+    def finished(self, call: ModelCall, value: Any) -> None:
+        self._calls.pop(call.attempt, None)
+        self._add_usage(call)
+        if call.call.is_answer:
+            self._answering = call
+        self._run(self.machine.done(call.attempt, value, self._now()))
+
+    def failed(self, call: ModelCall, failure: Failure) -> None:
+        self._calls.pop(call.attempt, None)
+        self._add_usage(call)
+        self._run(self.machine.failed(call.attempt, failure, self._now()))
+
+    def _write(self, data: bytes, call: ModelCall) -> None:
+        client = self._client
+        if client.is_started:
+            client.write(data)
+            return
+        self._answering = call
+        self._first_at = self._now()
+        self._run(self.machine.began(call.attempt, self._first_at))
+        client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data)
+
+    def _add_usage(self, call: ModelCall) -> None:
+        used, (input_tokens, output_tokens, cached_tokens) = call.usage, self._usage
+        self._usage = (
+            input_tokens + used.input_tokens,
+            output_tokens + used.output_tokens,
+            cached_tokens + used.cached_tokens,
+        )
+
+    # -- what the machine says
+
+    def _run(self, actions: Actions) -> None:
+        """In their order, those that follow from one of them after all others."""
+        self._actions.extend(actions)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._actions:
+                action = self._actions.popleft()
+                _RUN[type(action)](self, action)
+        finally:
+            self._is_acting = False
+
+    def _start(self, action: on.Start) -> None:
+        if isinstance(action.call.step, Python):
+            self._start_python(action.attempt, action.call, action.call.step)
+        else:
+            self._start_model(action.attempt, action.call)
+
+    def _start_model(self, attempt: int, call: Call) -> None:
+        gate, trace = self._services.gate, self._trace
+        headers = dict(self._headers)
+        if isinstance(trace, Trace):
+            headers |= by_name(trace.root.child(self._span_id(attempt)).headers())
+        elif trace is not None:
+            headers |= by_name(trace.sent("", self._now()))
+        is_stream = call.is_answer and self._asked.is_stream
+        request = request_of(call, self._asked.fields, is_stream=is_stream, headers=headers)
+        request_id = self._request_ids[attempt] = gate.new_id()
+        made = self._calls[attempt] = ModelCall(attempt, call, self)
+        gate.ask(made.begin(request, self._client.peer), request_id, self._caller, self.bill)
+
+    def _start_python(self, attempt: int, call: Call, step: Python) -> None:
+        def done(value: Any, error: PenstockError | None) -> None:
+            self._calls.pop(attempt, None)
+            now, machine = self._now(), self.machine
+            self._run(
+                machine.done(attempt, value, now) if error is None else machine.failed(attempt, Failure(error), now)
+            )
+
+        try:
+            self._calls[attempt] = self._services.gate.call(self.pipeline, step, call.arguments, done)
+        except PenstockError as error:
+            self._run(self.machine.failed(attempt, Failure(error), self._now()))
+
+    def _stop(self, action: on.Stop) -> None:
+        call = self._calls.pop(action.attempt, None)
+        if isinstance(call, ModelCall):
+            self._add_usage(call)
+        if call is not None:
+            call.cancel()
+
+    def _wake(self, action: on.Wake) -> None:
+        def due() -> None:
+            self._timers.pop(action.timer, None)
+            self._run(self.machine.woke(action.timer, self._now()))
+
+        self._timers[action.timer] = self._services.clock.call_later(action.after_s, due)
+
+    def _unwake(self, action: on.Unwake) -> None:
+        if (timer := self._timers.pop(action.timer, None)) is not None:
+            timer.cancel()
+
+    def _end(self, action: on.Answer) -> None:
+        client, answer, usage = self._client, self._answer, WireUsage.of(*self._usage)
+        client.watcher = None
+        call = self._answering
+        if call is not None and call.attempt != self.machine.answered_by:
+            call = None  # another step has stood in for it
+        if not self._asked.is_stream:
+            body = answer.whole(action.value, call, usage)
+            client.respond(200, JSON + id_header(self.arrival.id), body)
+        elif client.is_started:
+            client.write(answer.end(call, usage), is_last=True)
+        else:
+            self._first_at = self._now()
+            data = answer.value(action.value) + answer.end(None, usage)
+            client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data, is_last=True)
+        self._settle(Ending.OK, "")
+
+    def _fail(self, action: on.Fail) -> None:
+        self._refuse(action.error)
+
+    def _refuse(self, error: PenstockError) -> None:
+        client, convention, request_id = self._client, self.arrival.surface.convention, self.arrival.id
+        client.watcher = None
+        if client.is_started:
+            client.write(error_event(error, request_id, convention), is_last=True)
+        else:
+            refusals.respond(client, convention, error, request_id)
+        self._settle(*ending_of(error))
+
+    # -- the end
+
+    def _settle(self, ending: Ending, reason: str) -> None:
+        """In a moment: the requests of its last steps are charged first."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._services.clock.call_later(0, self._close, ending, reason, self._now())
+
+    def _close(self, ending: Ending, reason: str, now: float) -> None:
+        services, arrival, bill = self._services, self.arrival, self.bill
+        if self._reservation is not None:
+            self._reservation.settle(bill.tokens if self.machine.records else None)
+        caller = arrival.caller
+        if ending is Ending.OK or bill.costs:
+            whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
+            (arrival.ledger or services.ledger).record(whole)
+        costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
+        if isinstance(self._trace, Trace):
+            self._trace.steps = [
+                self._visit(record, costs.get(record.attempt, NO_COST)) for record in self.machine.records
+            ]
+        first_at = self._first_at if self._asked.is_stream else None
+        facts = RequestFacts(
+            arrival.id,
+            arrival.surface.name,
+            ending,
+            reason,
+            caller.tenant.id,
+            caller.key_id,
+            self.pipeline.name,
+            input_tokens=sum(one.input_tokens for one in costs.values()),
+            output_tokens=sum(one.output_tokens for one in costs.values()),
+            ttft_s=first_at - self._began if first_at is not None else None,
+            total_s=now - self._began,
+            route=self.pipeline.name,
+            cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
+            trace=self._trace,
+            is_batch=caller.is_batch,
+            num_steps=len(self.machine.records),
+        )
+        services.gate.ended(self, facts, costs)
+
+    def _visit(self, record: Record, cost: StepCost) -> StepVisit:
+        parent_id = self._span_id(record.parent) if record.parent else ""
+        step = record.step
+        return StepVisit(
+            step.name or self.pipeline.name,
+            step.kind,
+            self._span_id(record.attempt),
+            parent_id,
+            record.began,
+            record.ended,
+            record.outcome,
+            record.reason,
+            step.model if isinstance(step, Model) else "",
+            record.number,
+            record.is_fallback,
+            cost.input_tokens,
+            cost.output_tokens,
+            cost.cost_nanos / NANOS,
+        )
+
+    def _span_id(self, attempt: int) -> str:
+        found = self._span_ids.get(attempt)
+        if found is None:
+            assert isinstance(self._trace, Trace)
+            found = self._span_ids[attempt] = self._trace.new_span_id()
+        return found
+
+    def _now(self) -> float:
+        return self._services.clock.now()
+
+
+_RUN: dict[type[Action], Callable[[PipelineRun, Any], None]] = {
+    on.Start: PipelineRun._start,
+    on.Stop: PipelineRun._stop,
+    on.Wake: PipelineRun._wake,
+    on.Unwake: PipelineRun._unwake,
+    on.Answer: PipelineRun._end,
+    on.Fail: PipelineRun._fail,
+}
