@@ -118,4 +118,4 @@ def refusal(device_bytes: int, wanted: ModelNeeds, staying: Mapping[str, int]) -
 
 
 def gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -105,12 +105,12 @@ class _Round:
         for view in self.views.values():
             if view.wish is Wish.UNLOAD:
                 why = f"{view.name} was unloaded by an operator, and is not loaded before `penstock models load`"
-                self.found[view.name] = Aim(Residence.UNLOADED, "an operator's order", refusal=why)
+                self.found[view.name] = Aim(Residence.UNLOADED, "it was ordered", refusal=why)
             elif view.state in (Residence.LOADING, Residence.WAKING):
                 self.found[view.name] = Aim(Residence.LOADED)
             elif view.wish is Wish.PARK and not view.pinned and view.state is not Residence.UNLOADED:
                 to = Residence.PARKED if view.can_park or view.state is Residence.PARKED else Residence.UNLOADED
-                self.found[view.name] = Aim(to, "an operator's order")
+                self.found[view.name] = Aim(to, "it was ordered")
 
     def _wanted(self) -> list[ModelView]:
         """Models to be loaded: pinned ones first, then as they were asked for."""
@@ -186,7 +186,7 @@ class _Round:
 
     def _why(self, view: ModelView) -> str:
         if view.wish in (Wish.LOAD, Wish.WARM_UP):
-            return "an operator's order"
+            return "it was ordered"
         return "it is pinned" if view.pinned else "a request waits for it"
 
     def _take(self, wanted: ModelView, lacking_bytes: int) -> float:
