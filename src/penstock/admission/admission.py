@@ -22,7 +22,14 @@ from penstock.admission.expected import Expected
 from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue, Waiting
-from penstock.admission.refusal import MIN_RETRY_S, dead_end, first_guess, retry_after_s, why_not_wait
+from penstock.admission.refusal import (
+    MIN_RETRY_S,
+    NOT_LOADED_RETRY_S,
+    dead_end,
+    first_guess,
+    retry_after_s,
+    why_not_wait,
+)
 from penstock.admission.settings import AdmissionSettings
 from penstock.admission.shares import FAIR_SHARE, Shares, blocked_by
 from penstock.core.replica import ReplicaSnapshot, ReplicaState
@@ -79,14 +86,16 @@ class Admission:
 
     def expect(self, expected: Mapping[str, Expected], now: float) -> None:
         """Takes what controllers say of their models' next replicas. Those who wait for one that comes later than they
-        can wait are refused, with the new time; `poll` tells."""
+        can wait are refused, with the new time, and so are those who wait for one that will not come; `poll` tells."""
         self._expected = expected
         for name, model in self._models.items():
             if not model.queue or name not in expected or self.has_active(name, now):
                 continue
             for item in list(model.queue.items):
-                eta_s = self.eta_s(name, now, item.since)
-                if eta_s is not None and now + eta_s > item.deadline:
+                eta_s, refusal = self.eta_s(name, now, item.since), expected[name].refusal
+                if refusal:
+                    self._give_up(model.queue, item.request.id, ShedReason.NOT_LOADED, now, refusal)
+                elif eta_s is not None and now + eta_s > item.deadline:
                     self._give_up(model.queue, item.request.id, ShedReason.NO_REPLICA, now)
 
     def eta_s(self, model: str, now: float, since: float | None = None) -> float | None:
@@ -384,6 +393,8 @@ class Admission:
         hold_s, eta_s = self._holds.get(request.model), None
         expected = self._expected.get(request.model)
         if expected is not None and now <= expected.until and not self.has_active(request.model, now):
+            if expected.refusal:
+                return Shed(request, ShedReason.NOT_LOADED, NOT_LOADED_RETRY_S, expected.refusal)
             eta_s = expected.eta_s(now, now)
             hold_s = expected.hold_s or hold_s
             if hold_s is not None and request.deadline is not None:
@@ -415,14 +426,14 @@ class Admission:
         self._give_up(queue, victim.request.id, ShedReason.DISPLACED, now)
         return True
 
-    def _give_up(self, queue: ModelQueue, request_id: str, reason: ShedReason, now: float) -> None:
+    def _give_up(self, queue: ModelQueue, request_id: str, reason: ShedReason, now: float, detail: str = "") -> None:
         """Refuse one that waits, if it still does."""
         item = queue.remove(request_id)
         if item is not None:
             eta_s = self.eta_s(item.request.model, now) if reason is ShedReason.NO_REPLICA else None
             retry_s = max(MIN_RETRY_S, queue.clear_s(item.request.priority, now) / 2 if eta_s is None else eta_s)
             refused = self._refuse(queue, item.request, reason, retry_s, now)
-            self._news.append(replace(refused, is_expected=eta_s is not None))
+            self._news.append(replace(refused, detail=detail, is_expected=eta_s is not None))
 
     def _add_source(self, request: EdgeRequest, choice: Choice, now: float) -> None:
         """A replica without room for the request may still hold its prompt, or compute it."""

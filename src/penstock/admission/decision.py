@@ -12,6 +12,7 @@ from penstock.router.router import Choice
 
 class ShedReason(enum.StrEnum):
     NO_REPLICA = "no_replica"  # none of the model's replicas takes work now
+    NOT_LOADED = "not_loaded"  # the model shares its device with others, and is not to be loaded; `detail` says why
     TOO_LARGE = "too_large"  # prompt and output limit fit no replica; to come back does not help
     QUEUE_FULL = "queue_full"
     KV_TIGHT = "kv_tight"

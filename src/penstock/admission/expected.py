@@ -12,6 +12,7 @@ class Expected(NamedTuple):
     ready_at: float | None  # None: no replica is on its way
     start_s: float  # how long one takes from the first request that waits; 0: not known
     until: float  # how long this is believed: a controller that is silent says nothing
+    refusal: str = ""  # why none will come, in words; empty: one may
 
     def eta_s(self, since: float, now: float) -> float | None:
         """Seconds until a replica takes a request that waits `since` then; None: nobody knows."""

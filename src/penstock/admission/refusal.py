@@ -14,6 +14,7 @@ from penstock.router.filters import that_fit_context
 from penstock.router.request import EdgeRequest
 
 MIN_RETRY_S = 1.0
+NOT_LOADED_RETRY_S = 30.0  # an operator may load the model by then
 _MANY = 256  # sequences side by side, of a replica that does not say how many it takes
 _RECOVERY_S = 5.0  # when to ask again for a model that no replica serves now
 

@@ -60,6 +60,7 @@ TOPICS = {  # of `serve --help`, in its order
     ),
     "KV cache": (
         "engine.kv_dtype",
+        "engine.kv_gib",
         "engine.block_size",
         "engine.prefix_cache",
         "engine.host_kv_gib",

@@ -33,6 +33,7 @@ from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.fleet.controller import Controller
 from penstock.fleet.drivers.local import LocalDriver
 from penstock.fleet.replica_client import ReplicaClient
+from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.hub.resolve import default_name
@@ -81,8 +82,10 @@ async def run_fleet(
     directory: Path,
     num_processes: int,
     make_lines: Callable[[GatewaySettings, asyncio.Future[Opened]], Lines],
+    device: SharedDevice | None = None,
 ) -> None:
-    """A gateway, and a controller whose replicas end with this process. `settings`: those of the gateway's port."""
+    """A gateway, and a controller whose replicas end with this process. `settings`: those of the gateway's port;
+    `device`: the one that all pools share, if they do."""
     url = store_url(None, None)
     gateway = gateway_in_front(settings, url, {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools})
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
@@ -96,6 +99,7 @@ async def run_fleet(
             store,
             driver,
             client,
+            device=device,
             is_alone=True,
             is_ephemeral=True,
             on_change=lines.show,

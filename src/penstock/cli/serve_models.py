@@ -20,6 +20,7 @@ from penstock.cli.before_serving import check, check_torch
 from penstock.cli.config_file import read_config_file
 from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
+from penstock.cli.model_needs import Device, needs_of, shared_device
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.core.config import build, within
@@ -28,12 +29,17 @@ from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.slo import Slo
 from penstock.engine_process.spawn import TemplateProcess
+from penstock.fleet.residency.memory_plan import ModelNeeds, beside, gib, refusal
+from penstock.fleet.residency.policy import Rules, Wish
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
+from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings
 from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
+
+_NEVER_S = 1e9  # streams of a model that leaves are waited for
 
 
 def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | None) -> ModelsSettings:
@@ -67,19 +73,50 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     each = {name: _settings_of(name, entry, settings) for name, entry in models.entries().items()}
-    lines = []
-    for name, own in each.items():
+    device = shared_device(settings.engine, models.memory_gib)
+    needs, lines = [], []
+    for name, entry in models.entries().items():
         with within(f"models.{name}."):
-            lines.append(loading_message(name, own, check(own)))
+            files = check(each[name])
+            needs.append(needs_of(name, entry, each[name], files, device))
+            lines.append(loading_message(name, each[name], files))
+    lines += check_plan(device, needs, models)
     print(*lines, sep="\n", flush=True)
     share_secret(settings.server.gateway_secret)
+    rules = Rules(
+        device.for_models_bytes,
+        min_residence_s=models.min_residence_s,
+        load_on_use=models.load_on_use,
+        idle_s=models.idle_s,
+        parks=models.parks,
+    )
+    pinned = [name for name, entry in models.entries().items() if entry.pinned]
+    shared = SharedDevice(device.name, rules, needs, pinned, device.fit)
     with (
         name_of_its_own() as fleet_name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        fleet = _fleet(fleet_name, settings, each)
-        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines))
+        fleet = _fleet(fleet_name, settings, models, each)
+        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared))
+
+
+def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettings) -> list[str]:
+    """The memory plan in words. Raises ConfigError for a model that can never be loaded, and for pinned ones that do
+    not fit together."""
+    room_bytes = device.for_models_bytes
+    entries = models.entries()
+    pinned = {one.name: one.least_bytes for one in needs if entries[one.name].pinned}
+    lines = [f"memory plan of {device.name}, {gib(room_bytes)} for models:"]
+    for one in needs:
+        staying = {name: held_bytes for name, held_bytes in pinned.items() if name != one.name}
+        if why := refusal(room_bytes, one, staying):
+            raise ConfigError(f"{why}. Pin fewer models, or make them smaller", param=f"models.{one.name}")
+        lines.append(f"  {one.name}: {gib(one.fixed_bytes)}, and a KV cache of {gib(one.floor_bytes)} and more")
+    together = [one.name for one in beside(room_bytes, [], sorted(needs, key=lambda one: one.name not in pinned))]
+    others = [one.name for one in needs if one.name not in together]
+    lines.append(f"  loaded at the start: {', '.join(together)}" + (f"; by use: {', '.join(others)}" if others else ""))
+    return lines
 
 
 def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
@@ -91,7 +128,7 @@ def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
     return replace(settings, model=entry.model, engine=engine, server=server, slo=slo)
 
 
-def _fleet(fleet_name: str, settings: Settings, each: dict[str, Settings]) -> FleetSettings:
+def _fleet(fleet_name: str, settings: Settings, models: ModelsSettings, each: dict[str, Settings]) -> FleetSettings:
     pools: dict[str, dict[str, Any]] = {}
     for name, own in each.items():
         threads = own.engine.threads or max(1, usable_cores() // len(each))
@@ -100,8 +137,10 @@ def _fleet(fleet_name: str, settings: Settings, each: dict[str, Settings]) -> Fl
             "engine": asdict(replace(own.engine, threads=threads, parkable=True)),
             "server": of_replicas(own.server),
             "slo": asdict(own.slo),
-            "min": 1,
+            "min": 0,
             "max": 1,
+            "hold_s": models.hold_s,
+            "drain_timeout_s": _NEVER_S,
         }
     return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools)
 
@@ -128,12 +167,13 @@ class _Lines:
         if not self._opened.done():
             return
         for status in statuses:
-            state = next(iter(status.states), "unloaded")
-            if state != self._last.get(status.pool):
-                seconds = asyncio.get_running_loop().time() - self._began_s
-                print(f"{seconds:8.1f} s  {status.pool}: {state}", flush=True)
-                self._last[status.pool] = state
-        if not self._is_ready and all(status.states.get("active") for status in statuses):
+            if status.residency is None or (state := status.residency.state) == self._last.get(status.pool):
+                continue
+            seconds, why = asyncio.get_running_loop().time() - self._began_s, status.residency.reason
+            print(f"{seconds:8.1f} s  {status.pool}: {state}{f': {why}' if why else ''}", flush=True)
+            self._last[status.pool] = state
+        is_settled = all(status.residency and status.residency.wish != Wish.LOAD for status in statuses)
+        if not self._is_ready and is_settled:
             self._is_ready = True
             print(self._ready([status.pool for status in statuses]), flush=True)
 

@@ -56,6 +56,9 @@ class EngineSettings:
         "share of a GPU's memory for weights, activations and KV cache together, auto: 0.9; of a CPU's free memory for "
         "the KV cache alone, auto: room for 16,384 tokens, or a whole context",
     )
+    kv_gib: Annotated[float, Meta(gt=0)] | None = setting(
+        None, "GiB of the device's memory for the KV cache, no more and no less; auto: by memory_fraction"
+    )
     prefix_cache: bool = setting(True, "share the KV cache of equal prompt beginnings")
     host_kv_gib: Annotated[float, Meta(gt=0)] | None = setting(
         None,

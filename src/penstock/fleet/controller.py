@@ -8,6 +8,7 @@ is, and goes on. Without a controller everything goes on as it is.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import secrets
@@ -19,18 +20,19 @@ from msgspec.structs import replace
 from penstock.api.replica_report import ReplicaReport
 from penstock.core.errors import ConfigError, LeaseLost, PoolTaken, StoreUnavailable
 from penstock.fleet.command_runner import CommandRunner
-from penstock.fleet.drivers.driver import Driver, NotingDriver, ReplicaNote
+from penstock.fleet.drivers.driver import Driver, NotingDriver, ReplicaNote, ReplicaSpec
 from penstock.fleet.drivers.listing import Listing
 from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.lifecycle import Command, Facts, advance
 from penstock.fleet.policy.decision import Action, ActionKind
-from penstock.fleet.policy.observation import ReplicaState
+from penstock.fleet.policy.observation import PoolObservation, ReplicaState
 from penstock.fleet.pool import Pool
 from penstock.fleet.recorder import Recorder, Round
 from penstock.fleet.replica_client import ReplicaClient
+from penstock.fleet.residency.shared_device import Seen, SharedDevice, without_wish
 from penstock.fleet.settings import FleetSettings, PoolSettings
 from penstock.observe.background import outliving
-from penstock.tenancy.fleet import FleetReplica, PoolDemand, PoolStatus
+from penstock.tenancy.fleet import FleetReplica, ModelOrder, PoolDemand, PoolStatus
 from penstock.tenancy.store import Store
 
 log = logging.getLogger(__name__)
@@ -49,17 +51,21 @@ class Controller:
         client: ReplicaClient,
         *,
         keeper: LeaseKeeper | None = None,
+        device: SharedDevice | None = None,
         is_alone: bool = False,
         is_ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
         on_change: Callable[[Sequence[PoolStatus]], None] = lambda _: None,
         on_failure: Callable[[FleetReplica, str], None] = lambda row, why: None,
     ) -> None:
-        """`keeper`: of the lease; None: the store's. `is_alone`: no other controller of this fleet can be running.
+        """`keeper`: of the lease; None: the store's. `device`: the one that all pools share, which decides for them;
+        None: each pool decides for itself. `is_alone`: no other controller of this fleet can be running.
         `is_ephemeral`: the fleet ends with this process, however that ends. `on_change` is told of the pools after each
         round, `on_failure` of each replica that is lost, and why."""
         self._settings = settings
         self._is_ephemeral = is_ephemeral
+        self._device = device
+        self._orders: dict[str, ModelOrder] = {}
         self._book = store.fleet
         self._driver = driver
         self._client = client
@@ -70,9 +76,7 @@ class Controller:
             store.fleet, settings.name, secrets.token_hex(8), settings.lease_s, time.monotonic, is_alone=is_alone
         )
         self._recorder = Recorder(store, settings.name, self._keeper)
-        self._commands = CommandRunner(
-            driver, client, lambda row: self._pools[row.pool].spec(row), clock, settings.driver_timeout_s
-        )
+        self._commands = CommandRunner(driver, client, self._spec, clock, settings.driver_timeout_s)
         self._listing = Listing(driver, wait_s=settings.every_s, timeout_s=settings.driver_timeout_s, clock=clock)
         self._is_leading = False
         self._pools: dict[str, Pool] = {}
@@ -160,6 +164,8 @@ class Controller:
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
+        if self._device is not None:
+            await asyncio.to_thread(self._recorder.begin_orders, self._device.first_orders())
 
     async def step(self) -> None:
         """One round. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
@@ -167,10 +173,15 @@ class Controller:
         now, orphans = self._clock(), self._orphans()
         self._adopt(now)
         commands = self._advance(now)
-        rounds = [self._decide(pool, demand, now) for pool in self._pools.values()]
+        device = self._device
+        if device is not None:
+            rounds = self._decide_together(device, demand, now)
+            ended = {order: without_wish(order) for order in device.fulfilled()}
+        else:
+            rounds, ended = [self._decide(pool, demand, now) for pool in self._pools.values()], {}
         self._turn(now)
         commands |= self._advance(now)  # what was decided begins in the same round
-        await asyncio.to_thread(self._recorder.write, self._rows, rounds, now)
+        await asyncio.to_thread(self._recorder.write, self._rows, rounds, now, ended)
         for replica_id, command in commands.items():
             if replica_id in self._rows:
                 self._commands.give(self._rows[replica_id], command)
@@ -178,6 +189,9 @@ class Controller:
             self._commands.give(row, Command.STOP)
         for row in self._in_other_roles():
             self._commands.give(row, Command.ROLE)
+        for replica_id in device.warm_ups() if device is not None else ():
+            if replica_id in self._rows:
+                self._commands.give(self._rows[replica_id], Command.PROBE)
         if isinstance(self._driver, NotingDriver):
             self._driver.note({row.id: self._note(row) for row in self._rows.values()})
         self._on_change([one.status for one in rounds])
@@ -194,6 +208,8 @@ class Controller:
         found = {row.id: report for row, report in zip(asked, reports, strict=True) if report is not None}
         self._heard_at |= dict.fromkeys(found, self._clock())
         self._reports = found
+        if self._device is not None:
+            self._orders = await asyncio.to_thread(self._book.model_orders)
         return demand
 
     def _orphans(self) -> list[FleetReplica]:
@@ -262,11 +278,38 @@ class Controller:
 
     # -- decide
 
-    def _decide(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> Round:
+    def _observe_pool(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> PoolObservation:
         seen = self._listing
         pool.observe_driver(seen.failure, seen.num_failures, is_blind=seen.blind_s > 0)
         pool.observe_demand([row for row in demand if row.pool == pool.serves], now)
-        observation = pool.observation(self._of_pool(pool), self._reports, now, self._spend_left_per_hour())
+        return pool.observation(self._of_pool(pool), self._reports, now, self._spend_left_per_hour())
+
+    def _decide_together(self, device: SharedDevice, demand: Sequence[PoolDemand], now: float) -> list[Round]:
+        """For pools that share a device."""
+        parkable = frozenset(name for name, report in self._reports.items() if report.can_park)
+        seen = {
+            name: Seen(self._observe_pool(pool, demand, now), pool.num_arrivals, parkable)
+            for name, pool in self._pools.items()
+        }
+        rounds = []
+        for name, decision in device.decide(seen, self._orders, now).items():
+            pool = self._pools[name]
+            pool.take_decision(decision, now)
+            for action in decision.actions:
+                self._aim(pool, action, now)
+            status = pool.status(decision, self._of_pool(pool), now, device.residency(name))
+            rounds.append(Round(pool, decision, status))
+        return rounds
+
+    def _spec(self, row: FleetReplica) -> ReplicaSpec:
+        spec = self._pools[row.pool].spec(row)
+        if self._device is None:
+            return spec
+        engine = self._device.fitted(row.pool, spec.settings.engine)
+        return dataclasses.replace(spec, settings=dataclasses.replace(spec.settings, engine=engine))
+
+    def _decide(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> Round:
+        observation = self._observe_pool(pool, demand, now)
         decision = pool.decide(observation, now)
         for action in decision.actions:
             self._aim(pool, action, now)

@@ -39,7 +39,7 @@ from penstock.fleet.rounds import PolicyRound, record
 from penstock.fleet.settings import PoolSettings, replica_settings
 from penstock.fleet.steps import StepRecord
 from penstock.observe.redaction import redact
-from penstock.tenancy.fleet import FleetReplica, FleetSample, PoolDemand, PoolStatus
+from penstock.tenancy.fleet import FleetReplica, FleetSample, ModelResidency, PoolDemand, PoolStatus
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Pool:
         self._forecaster = Forecaster(timezone=settings.timezone)
         self._reason = ""  # of the last decision that had one
         self._memory = PolicyMemory()
-        self._last: tuple[PoolObservation, PolicyMemory, Decision]
+        self._last: tuple[PoolObservation, PolicyMemory, Decision] | None = None
         self._meter = DemandMeter()
         self._refused_until: dict[tuple[str, CapacityType], float] = {}
         self._sampled = Totals()
@@ -186,15 +186,36 @@ class Pool:
         self._counts.update(str(action.kind) for action in decision.actions)
         return decision
 
-    def round(self) -> PolicyRound:
-        """The last call of `decide` with all that went into it, for the store."""
-        return record(self._policy, *self._last)
+    def take_decision(self, decision: Decision, now: float) -> None:
+        """A decision for several pools together, in place of `decide`."""
+        self._reason = decision.reason or self._reason
+        self._steps.observe(decision.wanted, now)
+        self._counts.update(str(action.kind) for action in decision.actions)
 
-    def status(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> PoolStatus:
-        """The pool after a round; also the moment at which its replicas are paid for."""
+    @property
+    def num_arrivals(self) -> int:
+        """Requests that gateways have had for it, since this controller began."""
+        return self._meter.totals().arrivals
+
+    def round(self) -> PolicyRound | None:
+        """The last call of `decide` with all that went into it, for the store; None: others decide for it."""
+        return record(self._policy, *self._last) if self._last is not None else None
+
+    def status(
+        self,
+        decision: Decision,
+        rows: Sequence[FleetReplica],
+        now: float,
+        residency: ModelResidency | None = None,
+    ) -> PoolStatus:
+        """The pool after a round; also the moment at which its replicas are paid for. `residency`: of a model that
+        shares its device with others, and so may have to wait for its memory."""
         self._spending.observe(rows, now)
         states = _count_states(rows)
         starts = [now - row.created_at for row in rows if row.state == ReplicaState.STARTING]
+        eta_s = self._eta_s(rows, now)
+        if eta_s is None and residency is not None and residency.wait_s is not None:
+            eta_s = residency.wait_s + self._fastest_s(states)
         return PoolStatus(
             self.name,
             now,
@@ -202,7 +223,7 @@ class Pool:
             min=self.settings.min,
             max=self.settings.max,
             states=states,
-            eta_s=self._eta_s(rows, now),
+            eta_s=eta_s,
             start_s=self._fastest_s(states),
             hold_s=self.settings.hold_s,
             reason=self._reason,
@@ -220,6 +241,7 @@ class Pool:
             fleet=self.fleet,
             is_ephemeral=self._is_ephemeral,
             serves="" if self.serves == self.name else self.serves,
+            residency=residency,
         )
 
     def claim(self, now: float) -> PoolStatus:

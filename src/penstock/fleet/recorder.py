@@ -7,7 +7,8 @@ costs and what is kept over restarts. What has not changed is not written. Block
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from penstock.fleet.policy.decision import Decision
 from penstock.fleet.policy.observation import ReplicaState
 from penstock.fleet.pool import Pool
 from penstock.tenancy import fleet as tables
-from penstock.tenancy.fleet import FleetReplica, PoolStatus
+from penstock.tenancy.fleet import FleetReplica, ModelOrder, PoolStatus
 from penstock.tenancy.replicas import RESTING, ReplicaRow
 from penstock.tenancy.store import Store
 
@@ -63,8 +64,21 @@ class Recorder:
         self._remove_pools(but=pools)
         return dict(self._rows)
 
-    def write(self, rows: Mapping[str, FleetReplica], rounds: Sequence[Round], now: float) -> None:
-        """Raises LeaseLost or StoreUnavailable, and has written nothing then."""
+    def begin_orders(self, orders: Iterable[ModelOrder]) -> None:
+        """Orders about models that share a device, as they are before anybody gives one."""
+        with self._keeper.fenced() as execute:
+            for order in orders:
+                tables.write_model_order(execute, order)
+
+    def write(
+        self,
+        rows: Mapping[str, FleetReplica],
+        rounds: Sequence[Round],
+        now: float,
+        ended: Mapping[ModelOrder, ModelOrder] = MappingProxyType({}),
+    ) -> None:
+        """`ended`: orders that are done, and what is left of each. Raises LeaseLost or StoreUnavailable, and has
+        written nothing then."""
         advisory = {one.pool.name for one in rounds if one.pool.settings.advisory}  # gateways find these themselves
         seen = (row for row in rows.values() if row.state not in _HIDDEN and row.url and row.pool not in advisory)
         members = {row.url: self._member(row, now) for row in seen}
@@ -82,12 +96,14 @@ class Recorder:
                 tables.remove_replica(execute, replica_id)
             if told or gone:
                 self._book.write_members(execute, told, gone)
+            for order, after in ended.items():
+                tables.end_model_order(execute, order, after)
             for decision in kept:
                 tables.write_decision(execute, decision.at, decision.pool, decision)
             for pool, decision, status in rounds:
                 tables.write_pool(execute, status)
-                if is_sampled or decision in kept:
-                    tables.write_round(execute, decision.at, pool.name, pool.round())
+                if (is_sampled or decision in kept) and (round_ := pool.round()) is not None:
+                    tables.write_round(execute, decision.at, pool.name, round_)
                 if is_sampled:
                     own = [row for row in rows.values() if row.pool == pool.name]
                     tables.write_sample(execute, pool.sample(decision, own, now))

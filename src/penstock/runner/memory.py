@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from penstock.core.errors import ConfigError
+from penstock.core.host_memory import free_host_bytes
 
 _CPU_TOKENS = 16_384  # that the cache of a CPU has room for, or a whole context, unless told otherwise
 _CPU_FRACTION = 0.5  # of free memory: never more, even for that
@@ -62,6 +60,16 @@ def blocks_on_cpu(context_length: int, block_size: int, block_bytes: int, *, fra
     return blocks
 
 
+def blocks_asked_for(kv_gib: float, most: int, block_bytes: int) -> int:
+    """As many as were asked for, if there is room for them: `most` are."""
+    blocks = int(kv_gib * _GIB) // block_bytes
+    if not 1 <= blocks <= most:
+        room, least = most * block_bytes / _GIB, block_bytes / _GIB
+        what = f"but there is room for {room:.2f} GiB" if blocks else f"and one block takes {least:.4f} GiB"
+        raise ConfigError(f"kv_gib is {kv_gib:g}, {what}", param="kv_gib")
+    return blocks
+
+
 def blocks_on_host(wanted_gib: float | None, block_bytes: int) -> int:
     """As many as were asked for, if the machine has room for them."""
     free_gib = free_bytes(torch.device("cpu")) / _GIB
@@ -84,25 +92,4 @@ def free_bytes(device: torch.device) -> int:
     """What can still be taken: of the GPU's memory, or of the machine's and of the container's around us."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(_free_on_machine(), _free_in_container())
-
-
-def _free_on_machine() -> int:
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_in_container(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    limit, used = _lines(cgroup / "memory.max"), _lines(cgroup / "memory.current")
-    if not limit or not used or limit[0] == "max":
-        return sys.maxsize
-    return max(0, int(limit[0]) - int(used[0]))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    return free_host_bytes()

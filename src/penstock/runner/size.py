@@ -11,7 +11,7 @@ from penstock.model.ops.packed_cache import code_identity
 from penstock.runner.limits import Limits
 from penstock.runner.load import LoadedEngine, Phase
 from penstock.runner.make_runner import make_runner
-from penstock.runner.memory import blocks_on_cpu, blocks_on_gpu, blocks_on_host, staged
+from penstock.runner.memory import blocks_asked_for, blocks_on_cpu, blocks_on_gpu, blocks_on_host, staged
 from penstock.runner.profile import profile, told_if_too_large
 from penstock.runner.rehearsal_note import RehearsalNote
 
@@ -43,8 +43,10 @@ def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> Engine
         staging_blocks = staged(blocks) if host_blocks else 0
         blocks -= staging_blocks
     else:
-        context = target.model.config.context_length
-        blocks = blocks_on_cpu(context, limits.block_size, all_bytes, fraction=settings.memory_fraction)
+        fraction = 1.0 if settings.kv_gib is not None else settings.memory_fraction
+        blocks = blocks_on_cpu(target.model.config.context_length, limits.block_size, all_bytes, fraction=fraction)
+    if settings.kv_gib is not None:
+        blocks = blocks_asked_for(settings.kv_gib, blocks, all_bytes)
     return EngineSize(limits.within(blocks), blocks, blocks * target.block_bytes, host_blocks, staging_blocks)
 
 

@@ -77,6 +77,39 @@ class FleetReplica(Struct, frozen=True, omit_defaults=True):
     fleet: str = ""  # its controllers' name: several fleets may have one store
 
 
+class ModelOrder(Struct, frozen=True, omit_defaults=True):
+    """An operator's word about a model that shares its device with others."""
+
+    model: str
+    wish: str = ""  # load, unload, park or warm-up; empty: as its requests need it
+    pinned: bool = False  # it is loaded, and stays
+    at: float = 0.0  # seconds since 1970
+    by: str = ""
+
+
+class ModelResidency(Struct, frozen=True, omit_defaults=True):
+    """A model that shares its device with others, as its controller last left it."""
+
+    state: str  # unloaded, loading, loaded, draining, leaving, parked or waking
+    pinned: bool = False
+    wish: str = ""  # the order that is not done yet, as in `ModelOrder`
+    reason: str = ""  # of its last change, or why it waits
+    refusal: str = ""  # why its requests are refused; empty: they are not
+    no_room: str = ""  # why it cannot be loaded beside the pinned models, in figures; empty: it can
+    wait_s: float | None = None  # it is to be loaded, and this is how long others may still keep the memory
+    fixed_bytes: int = 0  # weights, steps and process
+    floor_bytes: int = 0  # of KV cache, at least
+    kv_bytes: int = 0  # of KV cache, now
+    held_bytes: int = 0  # of the device, now
+    device: str = ""
+    device_bytes: int = 0  # for all models together
+    loaded_at: float | None = None  # seconds since 1970
+    used_at: float | None = None
+    loads: int = 0
+    unloads: int = 0
+    min_residence_s: float = 0.0
+
+
 class PoolStatus(Struct, frozen=True, omit_defaults=True):
     """A pool as its controller last left it."""
 
@@ -104,6 +137,7 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     fleet: str = ""  # its controllers' name
     is_ephemeral: bool = False  # the pool ends with its controller's process, however that ends
     serves: str = ""  # the pool whose model its replicas serve beside that one's; empty: its own
+    residency: ModelResidency | None = None  # of a model that shares its device with others
 
 
 class FleetDecision(Struct, frozen=True):
@@ -286,6 +320,23 @@ class FleetBook:
         with self._database.reading() as execute:
             return dict(execute("SELECT name, document FROM fleet_memory WHERE pool = ?", (pool,)))
 
+    # Models that share a device
+
+    def model_orders(self) -> dict[str, ModelOrder]:
+        """By model."""
+        with self._database.reading() as execute:
+            found = _documents(execute, "SELECT document FROM model_orders", ModelOrder)
+        return {one.model: one for one in found}
+
+    def change_model_order(self, model: str, change: Callable[[ModelOrder], ModelOrder]) -> ModelOrder:
+        """An operator's order takes the place of the one before."""
+        with self._database.writing() as execute:
+            sql = "SELECT document FROM model_orders WHERE model = ?"
+            before = next(iter(_documents(execute, sql, ModelOrder, model)), ModelOrder(model))
+            order = change(before)
+            write_model_order(execute, order)
+        return order
+
     # Ephemeral fleets
 
     def _is_over(self, status: PoolStatus) -> bool:
@@ -342,6 +393,22 @@ def write_pool(execute: Execute, status: PoolStatus) -> None:
 def remove_pool(execute: Execute, pool: str) -> None:
     """No controller manages it any more."""
     execute("DELETE FROM fleet_pools WHERE pool = ?", (pool,))
+
+
+def write_model_order(execute: Execute, order: ModelOrder) -> None:
+    execute(
+        "INSERT INTO model_orders (model, document) VALUES (?, ?) "
+        "ON CONFLICT (model) DO UPDATE SET document = excluded.document",
+        (order.model, _encode(order)),
+    )
+
+
+def end_model_order(execute: Execute, done: ModelOrder, after: ModelOrder) -> None:
+    """Unless another order has come meanwhile."""
+    execute(
+        "UPDATE model_orders SET document = ? WHERE model = ? AND document = ?",
+        (_encode(after), done.model, _encode(done)),
+    )
 
 
 def write_decision(execute: Execute, at: float, pool: str, document: Struct) -> None:

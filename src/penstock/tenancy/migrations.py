@@ -211,6 +211,11 @@ BACKGROUND = (
     "ALTER TABLE responses ADD COLUMN tries INTEGER NOT NULL DEFAULT 0",
 )
 
+MODEL_ORDERS = (
+    # Operators' words about models that share a device; see `tenancy.fleet.ModelOrder`.
+    "CREATE TABLE model_orders (model TEXT PRIMARY KEY, document TEXT NOT NULL)",
+)
+
 MIGRATIONS = (
     TENANTS_AND_KEYS,
     USAGE,
@@ -225,6 +230,7 @@ MIGRATIONS = (
     RESPONSE_EVENTS,
     BATCHES,
     BACKGROUND,
+    MODEL_ORDERS,
 )
 
 

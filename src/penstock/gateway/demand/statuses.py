@@ -57,4 +57,5 @@ class PoolStatuses:
 def _expected(heard: _Heard) -> Expected:
     status = heard.status
     ready_at = None if status.eta_s is None else heard.at + status.eta_s
-    return Expected(status.hold_s, ready_at, status.start_s, heard.at + SILENT_AFTER_S)
+    refusal = status.residency.refusal if status.residency is not None else ""
+    return Expected(status.hold_s, ready_at, status.start_s, heard.at + SILENT_AFTER_S, refusal)

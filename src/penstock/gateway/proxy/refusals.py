@@ -83,6 +83,8 @@ def shed(decision: Shed, size: Size) -> PenstockError:
         return ContextLengthExceeded(
             f"this request needs a context of at least {size.context_tokens} tokens{prompt} and no replica has so much"
         )
+    if reason is ShedReason.NOT_LOADED:
+        return EngineUnavailable(decision.detail, reason=reason.value, retry_after_s=decision.retry_after_s)
     if reason is ShedReason.NO_REPLICA:
         what = "no replica of this model is ready"
         if ADAPTER.reason in decision.detail:

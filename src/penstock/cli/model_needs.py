@@ -1,0 +1,125 @@
+"""Memory that a model will need on the device which it shares with others, from its files and its settings.
+
+It is an estimate, made before anything is loaded: `weights_gib` and `kv_floor_gib` of a model take its place.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.capacity.formats import Formats
+from penstock.capacity.memory import RESERVED_BYTES, memory_in
+from penstock.capacity.model_bytes import ModelBytes
+from penstock.core.context import longest_context
+from penstock.core.errors import ConfigError
+from penstock.core.host_memory import free_host_bytes
+from penstock.core.settings import EngineSettings, Settings
+from penstock.fleet.residency.memory_plan import ModelNeeds
+from penstock.fleet.residency.settings import ModelEntry
+from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
+from penstock.hub.encoder import EncoderCheckpoint
+from penstock.hub.resolve import ModelFiles
+from penstock.observe.gpu.nvml import open_nvml
+
+_GIB = 1 << 30
+_CPU_SHARE, _GPU_SHARE = 0.8, 0.9
+_CPU_PROCESS_BYTES = 384 << 20  # an engine and its server, without a model
+_GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its kernels
+_FLOOR_TOKENS = 4096
+_CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
+_CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+class Device(NamedTuple):
+    """The one that the models share."""
+
+    name: str
+    for_models_bytes: int
+    is_gpu: bool
+    total_bytes: int
+
+    @property
+    def fit(self) -> FitEngine:
+        return partial(fit_gpu, self.total_bytes) if self.is_gpu else fit_cpu
+
+
+def shared_device(engine: EngineSettings, memory_gib: float | None) -> Device:
+    """The first GPU that this process may use, or this machine. Raises ConfigError."""
+    found = None if engine.device == "cpu" else _first_gpu()
+    if found is None and engine.device == "cuda":
+        raise ConfigError("there is no GPU that NVML can see", param="engine.device")
+    name, total_bytes, share = (*found, _GPU_SHARE) if found is not None else ("cpu", free_host_bytes(), _CPU_SHARE)
+    for_models_bytes = int(share * total_bytes) if memory_gib is None else int(memory_gib * _GIB)
+    if for_models_bytes > total_bytes:
+        what = "has" if found is not None else "has free"
+        message = f"memory_gib is {memory_gib:g}, and this device {what} {total_bytes / _GIB:.1f} GiB"
+        raise ConfigError(message, param="memory_gib")
+    return Device(name, for_models_bytes, found is not None, total_bytes)
+
+
+def _first_gpu() -> tuple[str, int] | None:
+    source = open_nvml()
+    if source is None:
+        return None
+    try:
+        for reading in source.read():
+            if reading.memory_total_bytes:
+                return reading.name or "GPU", reading.memory_total_bytes
+    finally:
+        source.close()
+    return None
+
+
+def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles, device: Device) -> ModelNeeds:
+    engine = settings.engine
+    for each in ("tp", "pp", "sp", "nnodes"):
+        if (getattr(engine, each) or 1) > 1:
+            raise ConfigError("models that share one device have one rank each", param=f"engine.{each}")
+    formats = _formats(engine, device)
+    model = ModelBytes(files.config, formats)
+    weight_bytes = int(entry.weights_gib * _GIB) if entry.weights_gib is not None else _weights(model, engine, files)
+    usual = _GPU_STEP if device.is_gpu else _CPU_STEP
+    chunk_tokens, max_num_seqs = engine.chunk_tokens or usual[0], engine.max_num_seqs or usual[1]
+    step = memory_in(0, files.config, formats=formats, chunk_tokens=chunk_tokens, max_num_seqs=max_num_seqs)
+    step_bytes = step.step_bytes
+    if not device.is_gpu:
+        step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
+    fixed_bytes = weight_bytes + step_bytes
+    context = longest_context(engine, files.config)
+    floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
+    parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
+    return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
+
+
+def _kv_bytes(model: ModelBytes, entry: ModelEntry, files: ModelFiles, context: int, device: Device) -> tuple[int, int]:
+    """The floor, and the most that it could use."""
+    if isinstance(files, EncoderCheckpoint):
+        return 0, 0
+    token_bytes = model.kv_bytes_per_token
+    floor_bytes = min(_FLOOR_TOKENS, context) * token_bytes
+    if entry.kv_floor_gib is not None:
+        floor_bytes = int(entry.kv_floor_gib * _GIB)
+    most_bytes = device.for_models_bytes if device.is_gpu else max(_CPU_TOKENS, context) * token_bytes
+    return floor_bytes, max(floor_bytes, most_bytes)
+
+
+def _formats(engine: EngineSettings, device: Device) -> Formats:
+    dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    weights = dtype if engine.quant in ("auto", "none") else engine.quant
+    return Formats(weights, dtype if engine.kv_dtype == "auto" else engine.kv_dtype, dtype)
+
+
+def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> int:
+    """As its files have them, unless they are to be made otherwise."""
+    stored_bytes = sum(_sizes(files.path)) if engine.load != "dummy" else 0
+    if not stored_bytes or engine.quant not in ("auto", "none"):
+        return model.stored_bytes
+    return stored_bytes if engine.quant == "auto" else max(stored_bytes, model.stored_bytes)
+
+
+def _sizes(path: Path) -> list[int]:
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in _WEIGHTS]
+    return [one.stat().st_size for one in files]
