@@ -75,6 +75,7 @@ class PromptTokenizer:
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
             tool_format=text.tool_format,
+            reasoning_format=text.reasoning_format,
         )
         self._growth = tokenizer.growth
         self.max_context = UNBOUNDED  # of its replicas, in tokens: a text that is surely longer is not tokenized
