@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -25,7 +26,7 @@ from penstock.core.measurements import ServingLimits
 from penstock.core.parking import MemoryChange
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.engine import Engine
-from penstock.engine.fake import FakeRunner
+from penstock.engine.fake import FakeRunner, fake_logprobs, nearest
 from penstock.engine.fake_embedder import FakeEmbedder
 from penstock.engine.loop import EngineLoop
 from penstock.engine.lora import LoraManager
@@ -35,7 +36,7 @@ from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
 from penstock.sched.lora import AdapterSlots
-from penstock.sched.plan import StepHandle, StepPlan
+from penstock.sched.plan import Sampled, Slice, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from tests.engine.forking import ForkedProcess
 
 VOCAB_SIZE = 1000
+EOS = 2
 POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabulary has it
 
 
@@ -64,6 +66,7 @@ class Options(msgspec.Struct):
     read_s: float = 0.0  # how long reading an adapter takes
     can_park: bool = True
     wake_fails: int = 0  # so many times, as where another process has the memory
+    echoes: bool = False  # an answer is the prompt up to its first end of sequence: a test says what the model says
     start: Literal["ready", "failed", "rank lost", "exit", "hang"] = "ready"
 
 
@@ -112,6 +115,26 @@ class StepClock:
         return self.now_s
 
 
+class EchoRunner(FakeRunner):
+    """A model that says what stands in the prompt before its first end of sequence, one token at each place."""
+
+    def _choose_all(self, context: list[int], planned: Slice) -> Sampled:
+        assert planned.sample is not None
+        self._state_after(planned.request_id, context[: planned.end], 0)
+        said = [*context[: context.index(EOS)], EOS]
+        found: list[int] = []
+        for spec, draft in zip_longest((planned.sample, *planned.ahead), planned.drafts):
+            assert spec is not None
+            token_id = said[min(spec.position - spec.prompt_len, len(said) - 1)]
+            found.append(token_id if spec.mask is None else nearest(token_id, spec.mask.bits()))
+            if found[-1] != draft:
+                break
+        num_logprobs = planned.sample.params.num_logprobs
+        if num_logprobs is None:
+            return Sampled(found)
+        return Sampled(found, [fake_logprobs(one, self._vocab_size, num_logprobs) for one in found])
+
+
 class SlowRunner:
     """The fake runner at the speed of a device, with steps that fail."""
 
@@ -121,7 +144,7 @@ class SlowRunner:
         self._wake_fails = options.wake_fails
         self._virtual = virtual
         self._virtual_step_s = options.virtual_step_s
-        self._runner = FakeRunner(
+        self._runner = (EchoRunner if options.echoes else FakeRunner)(
             options.num_blocks,
             options.block_size,
             vocab_size=options.vocab_size,

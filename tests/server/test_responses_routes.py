@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from typing import Any
@@ -13,18 +12,8 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from penstock.api.relay import Origin, StreamRecord
-from penstock.api.responses import parse_responses
-from penstock.core.request import FinishReason
+from penstock.api.relay import StreamRecord
 from penstock.engine.client import EngineState
-from penstock.server.choices import Piece
-from penstock.server.gateway_headers import GatewayHeaders
-from penstock.server.generation import Generation, Times
-from penstock.server.prepare import PreparedRequest
-from penstock.server.responses_routes import ResponseWriter
-from penstock.text.chat import ChatTemplate
-from penstock.text.prompt_encoder import render
-from penstock.text.stops import StopStrings
 from tests.engine.expecting import no_pause
 from tests.server.relaying import ask, block_ends, carry_on, events
 from tests.server.replica import NAME, Replica, serving
@@ -223,26 +212,3 @@ class TestGuided:
         options = GREEDY | {"temperature": 1, "extra_body": {"seed": 3}}
         parsed = replica.openai.responses.parse(input="What is it?", text_format=Forecast, **options)
         assert isinstance(parsed.output_parsed, Forecast)
-
-
-@pytest.mark.parametrize("opens", [True, False])
-def test_thoughts_are_an_item_of_their_own(replica: Replica, opens: bool) -> None:
-    """As the writer tells them: the fake model's own words are no thoughts."""
-    template = ChatTemplate("{{ messages[0].content }}<think>" if opens else "{{ messages[0].content }}{# <think> #}")
-    model = dataclasses.replace(replica.model, chat_template=template)
-    request = parse_responses(b'{"model":"small","input":"hello","stream":true}')
-    prompt = model.tokenizer.encode(render(template, request.to_chat()), add_special_tokens=False)
-    headers = GatewayHeaders(b"", Origin(id="0a", created=1, seed=1))
-    prepared = PreparedRequest(
-        model, request.to_chat(), headers, [prompt], StopStrings(()), original=request, replays=True
-    )
-    writer = ResponseWriter(prepared, Generation(prepared, "x", Times(0.0)))
-    said = ["" if opens else "<think>", "Hm", "m.</th", "ink>", "\n\n", "Yes."]
-    pieces = [Piece(0, text, None, None, token_ids=[5]) for text in said]
-    pieces.append(Piece(0, "", None, FinishReason.STOP, token_ids=[2]))
-    stream = b"".join(event for piece in pieces for event in writer.events(piece))
-    last = json.loads(stream.rstrip().rpartition(b"data: ")[2])["response"]
-    assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
-    assert [item["content"][0]["text"] for item in last["output"]] == ["Hmm.", "Yes."]
-    assert last["usage"]["output_tokens_details"]["reasoning_tokens"] == (4 if opens else 3)
-    assert stream.count(b"event: response.reasoning_text.delta") == 2

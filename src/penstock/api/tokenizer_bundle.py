@@ -19,6 +19,7 @@ class TokenizerBundle(msgspec.Struct, frozen=True):
     vocab_size: int  # of the model, which may have fewer rows than its tokenizer has words
     bos_token_id: int | None
     tool_format: str | None = None  # None: as the template tells
+    reasoning_format: str | None = None  # likewise; `none`: thoughts are not told apart
 
 
 _decoder = msgspec.json.Decoder(TokenizerBundle)

@@ -78,7 +78,14 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.max_cpu_loras",
     ),
     "gRPC": ("server.grpc_port",),
-    "answers": ("server.tool_format", "server.watermark", "server.watermark_file"),
+    "answers": (
+        "server.tool_format",
+        "server.reasoning_format",
+        "server.reasoning_budget",
+        "server.max_reasoning_budget",
+        "server.watermark",
+        "server.watermark_file",
+    ),
     "TLS and authentication": (
         "server.tls_cert",
         "server.tls_key",

@@ -206,6 +206,7 @@ async def _load(
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
             tool_format=None if settings.tool_format == "auto" else settings.tool_format,
+            reasoning_format=None if settings.reasoning_format == "auto" else settings.reasoning_format,
         ),
         max_model_len=info.limits.max_model_len,
         created=int(time.time()),

@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.guide import Guide
 from penstock.core.images import ImageInput
 from penstock.core.sampling import SamplingParams
+from penstock.core.thinking import Thinking
 
 
 class Priority(enum.IntEnum):
@@ -59,9 +60,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_resumed: bool = False  # its client has a part of the answer from a replica that was lost: see `sched.ranking`
     kv_source: KvSource | None = None  # None: what is not cached here is computed here
     predicted_ids: list[int] = []  # text that its client expects in the answer: drafts may be taken from it
-    images: tuple[
-        ImageInput, ...
-    ] = ()  # of the prompt, in its order; their tokens are in `prompt_ids`: see `core.images`
+    # Of the prompt, in its order; their tokens are in `prompt_ids`: see `core.images`.
+    images: tuple[ImageInput, ...] = ()
+    thinking: Thinking | None = None  # None: thoughts, if there are any, are as long as they are, and follow the guide
 
     def finish_after(self, num_generated: int, token_id: int) -> FinishReason | None:
         """Whether the answer ends with `token_id`, the last of `num_generated`, the output made elsewhere included."""

@@ -183,8 +183,21 @@ class ServerSettings:
         "(penstock[grpc]); 0 picks a free one; none: HTTP alone, which has it under /v2",
     )
     name: str | None = setting(None, "model id that clients use; auto: from the model's name")
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
+    tool_format: Literal["auto", "harmony", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
         "auto", "how the model calls tools; auto: by its chat template"
+    )
+    reasoning_format: Literal[
+        "auto", "none", "think", "seed", "mistral", "granite", "granite_tags", "hunyuan", "harmony"
+    ] = setting(
+        "auto",
+        "how the model writes its thoughts, which are told apart from its answers; auto: by its chat template; none: "
+        "they stay in its answers",
+    )
+    reasoning_budget: Count | None = setting(
+        None, "thought tokens of an answer whose request names no budget; none: as many as the model takes"
+    )
+    max_reasoning_budget: Count | None = setting(
+        None, "most thought tokens of any answer: a request's own budget is cut to it; none: no limit"
     )
     role: Role = setting(
         "both",

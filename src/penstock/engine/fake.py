@@ -155,7 +155,7 @@ class FakeRunner:
         params = spec.params
         token_id = state.token(self._vocab_size)
         if spec.mask is not None:
-            token_id = _nearest(token_id, spec.mask.bits())
+            token_id = nearest(token_id, spec.mask.bits())
         if params.allowed_ids:
             token_id = min(params.allowed_ids, key=lambda one: (one - token_id) % self._vocab_size)
         banned = params.words_ending(spec.history[spec.prompt_len :])
@@ -182,7 +182,7 @@ def _seed(spec: SampleSpec) -> int:
     return seed
 
 
-def _nearest(token_id: int, mask: bytes) -> int:
+def nearest(token_id: int, mask: bytes) -> int:
     """Of those that may come: the first from `token_id` on, or the first of all."""
     bits = int.from_bytes(mask, "little")
     above = bits >> token_id

@@ -15,7 +15,8 @@ from penstock.api.anthropic import (
     token_count,
 )
 from penstock.api.anthropic.events import Blocks
-from penstock.api.anthropic.responses import text_block, tool_use_block
+from penstock.api.anthropic.responses import Block as ContentBlock
+from penstock.api.anthropic.responses import text_block, thinking_block, tool_use_block
 from penstock.api.asgi import Route
 from penstock.api.errors import ANTHROPIC
 from penstock.api.openai import ChatRequest
@@ -25,8 +26,8 @@ from penstock.server.choices import Piece
 from penstock.server.generation import Generation
 from penstock.server.pipeline import Api, Pipeline, Writer
 from penstock.server.prepare import ParsedRequest, PreparedRequest
-from penstock.server.tool_calling import joined_parts
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text
+from penstock.server.tool_calling import Block, WholeCall, joined_parts
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
 
 
 class MessageWriter:
@@ -68,8 +69,8 @@ class MessageWriter:
         return Stop("max_tokens" if is_at_limit else "model_context_window_exceeded")
 
 
-class ToolMessageWriter(MessageWriter):
-    """Messages whose blocks are text and calls of tools."""
+class BlocksWriter(MessageWriter):
+    """Messages whose blocks are thoughts, text and calls of tools."""
 
     def opening(self) -> list[bytes]:
         return events.start_empty(self._head, self._usage())
@@ -81,13 +82,21 @@ class ToolMessageWriter(MessageWriter):
         return found
 
     def whole(self, pieces: list[Piece]) -> bytes:
-        blocks = [
-            text_block(block.text.lstrip("\n") if at else block.text)
-            if isinstance(block, Text)
-            else tool_use_block(self._call_id(block.number), block.name, block.arguments)
-            for at, block in enumerate(joined_parts(part for piece in pieces for part in piece.parts or ()))
-        ]
+        found = joined_parts(part for piece in pieces for part in piece.parts or ())
+        blocks = [self._block(at, block) for at, block in enumerate(found)]
         return message(self._head, blocks, self._stop(pieces[-1]), self._usage())
+
+    def _block(self, at: int, block: Block) -> ContentBlock:
+        match block:
+            case Text(text):
+                return text_block(text.lstrip("\n") if at else text)
+            case Thought(text):
+                return thinking_block(text, self._sign(text))
+            case WholeCall(number, name, arguments):
+                return tool_use_block(self._call_id(number), name, arguments)
+
+    def _sign(self, thought: str) -> str:
+        return ""
 
     def _stop(self, last: Piece) -> Stop:
         return Stop("tool_use") if last.is_calling else super()._stop(last)
@@ -100,6 +109,8 @@ class ToolMessageWriter(MessageWriter):
         match part:
             case Text(text):
                 return blocks.text(text)
+            case Thought(text):
+                return blocks.thought(text)
             case CallBegun(number, name):
                 return blocks.call(self._call_id(number), name)
             case CallArguments(_, text):
@@ -110,7 +121,7 @@ class ToolMessageWriter(MessageWriter):
     @cached_property
     def _blocks(self) -> Blocks:
         """The blocks as they are after what another replica sent."""
-        blocks = Blocks()
+        blocks = Blocks(self._sign)
         for part in self._generation.resumed_parts.get(0, ()):
             self._write(blocks, part)
         return blocks
@@ -128,7 +139,8 @@ def _parse_counted(body: bytes) -> ChatRequest:
 
 
 def _writer(prepared: PreparedRequest, generation: Generation) -> Writer:
-    return (MessageWriter if prepared.calling is None else ToolMessageWriter)(prepared, generation)
+    has_parts = prepared.calling is not None or prepared.reasoning is not None
+    return (BlocksWriter if has_parts else MessageWriter)(prepared, generation)
 
 
 MESSAGES = Api("messages", _parse, _writer)

@@ -32,6 +32,7 @@ from penstock.server.offload import Offload
 from penstock.server.parking import Parking
 from penstock.server.pipeline import Pipeline
 from penstock.server.prepare import Preparer
+from penstock.server.reasoning import ReasoningLimits
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
 from penstock.server.token_routes import TokenRoutes
@@ -103,6 +104,7 @@ class Replica:
             WatermarkFile.at(self._settings.watermark_file),
             watermark=self._settings.watermark,
             max_open=self._settings.max_open,
+            reasoning=ReasoningLimits(self._settings.reasoning_budget, self._settings.max_reasoning_budget),
         )
         pipeline = Pipeline(
             preparer,

@@ -225,6 +225,7 @@ def _text_of(model: ServedModel) -> tuple[bytes, str]:
             vocab_size=model.config.vocab_size,
             bos_token_id=model.config.bos_token_id,
             tool_format=model.chat_template.tool_format.name,
+            reasoning_format=reasoning.name if (reasoning := model.chat_template.reasoning) is not None else "none",
         )
     )
     return encoded, model_text.digest(encoded)

@@ -114,8 +114,13 @@ class Generation:
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
         self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
-        token_ids = sorted(stop_token_ids)
         marks = calling.mark_ids if calling is not None else frozenset[int]()
+        reasoning = prepared.reasoning
+        self._reasons = reasoning is not None
+        if reasoning is not None:
+            marks |= model.special_ids(reasoning.format.marks)
+            stop_token_ids |= model.special_ids(reasoning.format.stops) if not self.options.ignore_eos else frozenset()
+        token_ids = sorted(stop_token_ids)
         is_skipping, is_explicit = self.options.skip_special_tokens, not prepared.cuts_output
         for prompt_ids in prepared.prompts:
             detokenizer = Detokenizer(
@@ -140,10 +145,11 @@ class Generation:
                     is_resumed=headers.resume is not None,
                     kv_source=headers.kv_source,
                     predicted_ids=prepared.predicted_ids,
+                    thinking=prepared.thinking,
                 )
                 self._requests.append(request)
                 self._choices[request.id] = ChoiceText(
-                    index, detokenizer.copy(), model.tokenizer, prepared.stops, calling
+                    index, detokenizer.copy(), model.tokenizer, prepared.stops, calling, reasoning
                 )
         if headers.resume is not None:
             is_relayed = self.options.stream or (headers.is_relayed_whole and not self.has_logprobs)
@@ -182,6 +188,13 @@ class Generation:
         return sum(choice.num_tokens for choice in self._choices.values())
 
     @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of these, tokens of thoughts; None: the model does not reason."""
+        if not self._reasons:
+            return None
+        return sum(choice.num_reasoning_tokens for choice in self._choices.values())
+
+    @property
     def answer_bytes(self) -> int:
         """The bytes of a whole answer, about; the prompts included, which it may repeat."""
         num_logprobs = self._requests[0].sampling.num_logprobs
@@ -197,7 +210,9 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        return Usage.of(self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens)
+        return Usage.of(
+            self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_reasoning_tokens
+        )
 
     @property
     def meter(self) -> Meter | None:

@@ -38,7 +38,7 @@ from penstock.server.pipeline import Api, Pipeline, Writer
 from penstock.server.prepare import ParsedRequest, PreparedRequest
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import WholeCall, joined_parts
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
 
 
 class CompletionWriter:
@@ -184,11 +184,14 @@ class CompletionWriter:
 
 
 class ChatWriter(CompletionWriter):
-    """chat.completion objects, without calls of tools."""
+    """chat.completion objects of text alone."""
 
     _ID_PREFIX = "chatcmpl"
     _whole = staticmethod(chat_completion)
-    _first_text: str | None = ""
+
+    @property
+    def _first_text(self) -> str | None:
+        return ""
 
     def opening(self) -> list[bytes]:
         started = [
@@ -202,10 +205,12 @@ class ChatWriter(CompletionWriter):
         return ChatChunks(self._head, **self._usage_options())
 
 
-class ToolChatWriter(ChatWriter):
-    """chat.completion objects whose answers may hold calls of tools."""
+class PartsChatWriter(ChatWriter):
+    """chat.completion objects whose answers may hold thoughts, or calls of tools."""
 
-    _first_text = None
+    @property
+    def _first_text(self) -> str | None:
+        return "" if self._prepared.calling is None else None
 
     def events(self, piece: Piece) -> list[bytes]:
         found, logprobs = [], self._named(piece.logprobs)
@@ -227,6 +232,7 @@ class ToolChatWriter(ChatWriter):
             "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
             self._logprobs(pieces),
             [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
+            "".join(block.text for block in blocks if isinstance(block, Thought)) or None,
             **self._asked_for(index, pieces),
         )
 
@@ -239,6 +245,8 @@ class ToolChatWriter(ChatWriter):
         match part:
             case Text(text):
                 return self._chunks.text(index, text, logprobs)
+            case Thought(text):
+                return self._chunks.thought(index, text, logprobs)
             case CallBegun(number, name):
                 return self._chunks.call(index, number, self._call(index, WholeCall(number, name)), logprobs)
             case CallArguments(number, text):
@@ -260,7 +268,8 @@ def _parse_chat(body: bytes) -> ParsedRequest:
 
 
 def _chat_writer(prepared: PreparedRequest, generation: Generation) -> Writer:
-    return (ChatWriter if prepared.calling is None else ToolChatWriter)(prepared, generation)
+    has_parts = prepared.calling is not None or prepared.reasoning is not None
+    return (PartsChatWriter if has_parts else ChatWriter)(prepared, generation)
 
 
 def _parse_completion(body: bytes) -> ParsedRequest:

@@ -24,12 +24,14 @@ from penstock.core.errors import (
     UnsupportedParameter,
 )
 from penstock.core.guide import Guide
+from penstock.core.thinking import Thinking
 from penstock.core.watermark import Watermark
 from penstock.hub.watermarks import WatermarkFile
 from penstock.server.gateway_headers import GatewayHeaders
 from penstock.server.guides import GuideTrials
 from penstock.server.offload import Offload
 from penstock.server.prompt_scores import check_scored
+from penstock.server.reasoning import Reasoning, ReasoningLimits
 from penstock.server.served_model import MAX_CONTEXTS, ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.prompt_encoder import render
@@ -67,6 +69,8 @@ class PreparedRequest:
     cuts_output: bool = False
     echoed: list[str] | None = None  # the text of each prompt, if answers begin with it
     calling: ToolCalling | None = None  # where tools may be called
+    reasoning: Reasoning | None = None  # where the model reasons
+    thinking: Thinking | None = None  # what its engine must know of that
     asked: GuideAsked | None = None
     guide: Guide | None = None  # what is asked, found to be good
     watermark: Watermark | None = None
@@ -86,8 +90,10 @@ class Preparer:
         *,
         watermark: str | None,
         max_open: int,
+        reasoning: ReasoningLimits = ReasoningLimits(),  # noqa: B008 (frozen)
     ) -> None:
         self._model = model
+        self._reasoning = reasoning
         self._offload = offload
         self._guides = guides
         self._watermarks = watermarks
@@ -132,7 +138,7 @@ class Preparer:
         parsed, model = parse(headers.body), self._model
         wanted, cuts_output = parsed.wanted, parsed.cuts_output
         model.check_name(wanted.model)
-        echoed, calling = None, None
+        echoed, calling, reasoning = None, None, None
         if isinstance(wanted, CompletionRequest):
             prompts = self._completion(wanted, headers.prompt_ids)
             echoed = self._echoed(wanted, prompts) if wanted.echo else None
@@ -143,12 +149,19 @@ class Preparer:
             if cuts_output:
                 model.check_output(wanted.output_limit())
             calling = ToolCalling.from_chat(wanted, model) if wanted.may_call() else None
+            reasoning = Reasoning.from_chat(wanted, model, prompts[0], self._reasoning)
+            if reasoning is not None:
+                reasoning, more_ids = reasoning.begun(model.tokenizer)
+                prompts = [model.fit_prompt([*prompts[0], *more_ids], keep_last=None, param="messages")]
         _check_choices(wanted.num_choices(), prompts, max_open=self._max_open)
         check_scored(model, wanted, prompts)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
         asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
         if asked is not None:
             _check_unbarred(wanted, asked)
+        thinking = None
+        if reasoning is not None:
+            thinking = reasoning.thinking(model.tokenizer, is_guided=asked is not None, may_call=calling is not None)
         return PreparedRequest(
             model,
             wanted,
@@ -158,6 +171,8 @@ class Preparer:
             cuts_output,
             echoed,
             calling,
+            reasoning,
+            thinking,
             asked,
             original=parsed.original,
             replays=parsed.replays,

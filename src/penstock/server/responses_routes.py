@@ -5,7 +5,6 @@ A replica keeps no responses: what a store is needed for is refused, unless a ga
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property, partial
 
 from penstock.api.asgi import Route
@@ -17,10 +16,7 @@ from penstock.server.choices import Piece
 from penstock.server.generation import Generation
 from penstock.server.pipeline import Api, Pipeline
 from penstock.server.prepare import ParsedRequest, PreparedRequest
-from penstock.text.reasoning import OPEN, ReasoningSplitter, Said, Thought, opens_thoughts
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text
-
-_LAST_IDS = 16  # of a prompt, in which it is told whether its template opens the model's thoughts
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
 
 
 class ResponseWriter:
@@ -31,8 +27,6 @@ class ResponseWriter:
         self._request = request
         self._prepared = prepared
         self._generation = generation
-        self._splitter = _splitter(prepared)
-        self._num_reasoning = 0  # tokens
         self._scores: list[ScoredToken] = []  # of tokens whose text was not told yet
 
     def opening(self) -> list[bytes]:
@@ -63,40 +57,27 @@ class ResponseWriter:
         return events
 
     def _write(self, events: ResponseEvents, piece: Piece) -> list[bytes]:
-        if self._splitter is not None and self._splitter.is_inside:
-            self._num_reasoning += len(piece.token_ids)
+        """Log probabilities go with the next text, since that of their tokens may be held back."""
         self._scores += piece.logprobs or ()
         found: list[bytes] = []
         for part in _parts(piece):
             match part:
                 case Text(text):
-                    told = [Said(text)] if self._splitter is None else self._splitter.push(text)
-                    found += self._say(events, told)
+                    found += events.text(text, self._scores)
+                    self._scores = []
+                case Thought(text):
+                    found += events.reasoning(text)
+                    self._scores = []
                 case CallBegun(number, name):
-                    found += [*self._flush(events), *events.call(self._call_id(number), name)]
+                    found += events.call(self._call_id(number), name)
                 case CallArguments(_, text):
                     found += events.arguments(text)
                 case CallEnded():
                     found += events.end_item()
         if piece.finish is not None:
-            found += self._flush(events)
             is_cut = piece.finish is FinishReason.LENGTH
             found += events.finish(self._usage(), incomplete="max_output_tokens" if is_cut else None)
         return found
-
-    def _say(self, events: ResponseEvents, pieces: Iterable[Thought | Said]) -> list[bytes]:
-        """Log probabilities go with the next text, since that of their tokens may be held back."""
-        found: list[bytes] = []
-        for piece in pieces:
-            if isinstance(piece, Thought):
-                found += events.reasoning(piece.text)
-            else:
-                found += events.text(piece.text, self._scores)
-            self._scores = []
-        return found
-
-    def _flush(self, events: ResponseEvents) -> list[bytes]:
-        return [] if self._splitter is None else self._say(events, self._splitter.flush())
 
     def _usage(self) -> Usage:
         generation = self._generation
@@ -104,7 +85,7 @@ class ResponseWriter:
             generation.num_prompt_tokens,
             generation.num_output_tokens,
             generation.num_cached_tokens,
-            self._num_reasoning,
+            generation.num_reasoning_tokens or 0,
         )
 
     def _call_id(self, number: int) -> str:
@@ -116,15 +97,6 @@ def _parts(piece: Piece) -> list[Part]:
     if piece.parts is not None:
         return piece.parts
     return [Text(piece.text)] if piece.text else []
-
-
-def _splitter(prepared: PreparedRequest) -> ReasoningSplitter | None:
-    """None: the model's template knows no thoughts."""
-    template, (prompt_ids, *_) = prepared.model.chat_template, prepared.prompts
-    if OPEN not in (template.source or ""):
-        return None
-    end = prepared.model.tokenizer.decode(prompt_ids[-_LAST_IDS:])
-    return ReasoningSplitter(is_inside=opens_thoughts(end))
 
 
 def _parse(body: bytes) -> ParsedRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedTask
@@ -38,6 +39,11 @@ class ServedModel:
     embeds: bool = False
     max_loras: int = 0  # adapters that may run at a time; 0: the engine cannot run any
     adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; they come and go
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those texts that are special tokens."""
+        found = (self.tokenizer.special_id(text) for text in texts)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def check_name(self, name: str) -> None:
         if name != self.name and name not in self.adapters:

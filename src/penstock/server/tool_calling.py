@@ -9,7 +9,7 @@ from penstock.api.openai import ChatRequest, FunctionDefinition
 from penstock.api.openai.guided import MAX_CHARACTERS, GuideAsked
 from penstock.core.errors import InvalidRequest
 from penstock.server.served_model import ServedModel
-from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, Text, Tool, ToolFormat
+from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, Text, Thought, Tool, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,24 @@ class WholeCall:
     arguments: str = ""
 
 
-def joined_parts(parts: Iterable[Part]) -> list[Text | WholeCall]:
-    """The texts and calls that came in parts, each whole."""
-    found: list[tuple[WholeCall | None, list[str]]] = []  # the call, or None, and its texts: many, and joined once
+Block = Text | Thought | WholeCall
+
+
+def joined_parts(parts: Iterable[Part]) -> list[Block]:
+    """The thoughts, texts and calls that came in parts, each whole."""
+    found: list[tuple[Block, list[str]]] = []  # what it is, and its texts: many, and joined once
     for part in parts:
-        last, texts = found[-1] if found else (None, None)
+        last = found[-1][0] if found else None
         match part:
-            case Text(text) if last is None and texts is not None:
-                texts.append(text)
-            case Text(text):
-                found.append((None, [text]))
+            case Text(text) | Thought(text):
+                if type(last) is not type(part):
+                    found.append((type(part)(""), []))
+                found[-1][1].append(text)
             case CallBegun(number, name):
                 found.append((WholeCall(number, name), []))
-            case CallArguments(_, text) if last is not None and texts is not None:
-                texts.append(text)
-    wholes = [(call, "".join(texts)) for call, texts in found]
-    return [Text(text) if call is None else replace(call, arguments=text) for call, text in wholes]
+            case CallArguments(_, text) if isinstance(last, WholeCall):
+                found[-1][1].append(text)
+    wholes = [(block, "".join(texts)) for block, texts in found]
+    return [
+        replace(block, arguments=text) if isinstance(block, WholeCall) else type(block)(text) for block, text in wholes
+    ]

@@ -2,7 +2,7 @@
 
 Chat templates are Jinja programs that come with a model, and they are not trusted: they run in a sandbox, with the
 environment that transformers gives them. This module knows no roles and no tokens; the template does. Of tools it knows
-whether the template does, and in which format its model calls them.
+whether the template does, and in which format its model calls them; of thoughts, in which format it writes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.core.errors import InvalidRequest, ModelUnsupported
-from penstock.text import tools
+from penstock.text import reasoning, tools
 
 
 class ChatTemplate:
@@ -31,11 +31,13 @@ class ChatTemplate:
         bos_token: str | None = None,
         eos_token: str | None = None,
         tool_format: str | None = None,
+        reasoning_format: str | None = None,
     ) -> None:
-        """None is a model without a template: it cannot chat. `tool_format` is one of `tools.FORMATS`, if it is not to
-        be told from the template."""
+        """None is a model without a template: it cannot chat. `tool_format` is one of `tools.FORMATS` and
+        `reasoning_format` one of `reasoning.FORMATS` or `none`, if they are not to be told from the template."""
         self.source = template
         self.tool_format = tools.choose(template or "", tool_format)
+        self.reasoning = reasoning.choose(template or "", reasoning_format)
         self.knows_tools = bool(template) and re.search(r"\btools\b", template or "") is not None
         self._template = _compile(template) if template is not None else None
         tokens = {"bos_token": bos_token, "eos_token": eos_token}

@@ -85,11 +85,11 @@ def test_an_answer_goes_back_with_its_reasoning(name: str) -> None:
     [
         ({}, {}),
         ({"reasoning_effort": None}, {}),
-        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
-        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
-            {"reasoning_effort": "none", "enable_thinking": True},
+            {"reasoning_effort": "none", "enable_thinking": True, "thinking": False},
         ),
     ],
 )

@@ -37,6 +37,9 @@ TOOLS = [
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
+READ = sorted(name for name, known in FORMATS.items() if not known.is_alone)  # from text, by `CallParser`
+
+
 def guide(name: str, tools: list[Tool] = TOOLS, **options: Any) -> Guide:
     found = FORMATS[name].guide(tools, {}, **{"is_required": True} | options)
     assert found is not None
@@ -48,7 +51,7 @@ def accepts(guide: Guide, text: str) -> bool:
     return matcher.take(tokenizer().encode(text, add_special_tokens=False)) and 2 in allowed(matcher.mask())
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", READ)
 def test_whoever_must_call_makes_calls_that_follow_their_schemas(name: str) -> None:
     num_calls = 0
     for seed in range(12):
@@ -66,7 +69,7 @@ def test_whoever_must_call_makes_calls_that_follow_their_schemas(name: str) -> N
     assert num_calls >= 6
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", READ)
 def test_how_a_family_writes_its_calls_is_what_its_grammar_accepts(name: str) -> None:
     written = FORMATS[name].shape.written
     one, two = written([("f", "{}")]), written([("f", "{}"), ("get_weather", '{"city": "Rome", "unit": "celsius"}')])
@@ -83,7 +86,7 @@ def test_how_a_family_writes_its_calls_is_what_its_grammar_accepts(name: str) ->
 STRICT = [Tool("f"), Tool("get_weather", WEATHER, strict=True)]
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", READ)
 def test_whoever_may_call_is_free_until_it_does(name: str) -> None:
     free = guide(name, STRICT, is_required=False)
     written = FORMATS[name].shape.written
@@ -96,7 +99,7 @@ def test_whoever_may_call_is_free_until_it_does(name: str) -> None:
         assert accepts(free, f"So: {written([('f', '{}')])}")
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", READ)
 def test_an_answer_without_a_call_follows_its_own_schema(name: str) -> None:
     answer = Guide("json_schema", '{"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}')
     either = guide(name, is_required=False, otherwise=answer)
@@ -105,6 +108,17 @@ def test_an_answer_without_a_call_follows_its_own_schema(name: str) -> None:
     assert accepts(either, f"<|python_tag|>{call}" if name == "llama3" else call)
     assert not accepts(either, "four")
     assert not accepts(either, '{"sum": "four"}')
+
+
+def test_a_call_that_is_a_message_of_its_own_begins_with_its_name() -> None:
+    call = FORMATS["harmony"].shape.written([("get_weather", '{"city": "Rome", "unit": "celsius"}')])
+    assert call == 'get_weather <|constrain|>json<|message|>{"city": "Rome", "unit": "celsius"}'
+    assert accepts(guide("harmony"), call)
+    assert not accepts(guide("harmony"), call * 2)
+    assert not accepts(guide("harmony"), call.replace("celsius", "warm"))
+    assert FORMATS["harmony"].guide(STRICT, {}, is_required=False) is None
+    answer = Guide("json_schema", "{}")
+    assert FORMATS["harmony"].guide(STRICT, {}, is_required=False, otherwise=answer) is answer
 
 
 def test_nobody_is_guided_who_need_not_be() -> None:

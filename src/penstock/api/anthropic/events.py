@@ -7,6 +7,7 @@ every token of every stream and costs the encoding of its text and one concatena
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.api import sse
@@ -18,6 +19,7 @@ from penstock.api.anthropic.responses import (
     encode,
     envelope,
     text_block,
+    thinking_block,
     tool_use_block,
 )
 
@@ -47,11 +49,14 @@ def end_empty(stop: Stop, usage: Usage) -> list[bytes]:
 
 
 class Blocks:
-    """The blocks of a message, one after the other: text, and calls of tools."""
+    """The blocks of a message, one after the other: thoughts, text, and calls of tools."""
 
-    def __init__(self) -> None:
+    def __init__(self, sign: Callable[[str], str] = lambda thought: "") -> None:
+        """`sign`: what proves later that a thought was made here."""
+        self._sign = sign
         self._index = -1
         self._open: str | None = None  # its type
+        self._thought: list[str] = []  # of the block that is open
 
     def text(self, piece: str) -> list[bytes]:
         begun: list[bytes] = []
@@ -59,6 +64,14 @@ class Blocks:
             begun = self._begin(text_block(""))
             piece = piece.lstrip("\n") if self._index else piece  # a block of its own needs no line of its own
         return [*begun, self._delta({"type": "text_delta", "text": piece})]
+
+    def thought(self, piece: str) -> list[bytes]:
+        begun: list[bytes] = []
+        if self._open != "thinking":
+            begun = self._begin(thinking_block("", ""))
+            self._thought = []
+        self._thought.append(piece)
+        return [*begun, self._delta({"type": "thinking_delta", "thinking": piece})]
 
     def call(self, call_id: str, name: str) -> list[bytes]:
         return self._begin(tool_use_block(call_id, name, ""))
@@ -69,8 +82,11 @@ class Blocks:
     def close(self) -> list[bytes]:
         if self._open is None:
             return []
+        signed = []
+        if self._open == "thinking":
+            signed = [self._delta({"type": "signature_delta", "signature": self._sign("".join(self._thought))})]
         self._open = None
-        return [_event("content_block_stop", index=self._index)]
+        return [*signed, _event("content_block_stop", index=self._index)]
 
     def _begin(self, block: Block) -> list[bytes]:
         closed = self.close()

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from penstock.api.decoding import WireStruct
-from penstock.api.openai.chat import ReasoningEffort
 from penstock.api.openai.guided import GuideAsked, JsonSchema, ResponseFormat, read_schema
+from penstock.api.openai.reasoning import ReasoningEffort
 
 
 class OutputFormat(WireStruct):

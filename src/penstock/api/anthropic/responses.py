@@ -44,6 +44,10 @@ def text_block(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
+def thinking_block(text: str, signature: str) -> Block:
+    return {"type": "thinking", "thinking": text, "signature": signature}
+
+
 def tool_use_block(call_id: str, name: str, arguments: str) -> Block:
     return {"type": "tool_use", "id": call_id, "name": name, "input": _input(arguments)}
 

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api.decoding import NotBuilt, Refused, WireStruct, decode
-from penstock.api.openai.generation import MAX_LOGPROBS, GenerationRequest, PositiveCount
+from penstock.api.openai.generation import MAX_LOGPROBS, PositiveCount
+from penstock.api.openai.reasoning import ReasoningRequest
 from penstock.api.openai.tools import (
     MAX_TOOLS,
     FunctionDefinition,
@@ -22,8 +23,6 @@ from penstock.api.openai.tools import (
     check_offer,
 )
 from penstock.core.errors import UnsupportedParameter
-
-ReasoningEffort = Annotated[str, Meta(min_length=1, max_length=32)]  # a template knows which there are
 
 
 class ContentPart(WireStruct):
@@ -98,7 +97,7 @@ class Message(WireStruct):
         return _joined(self.content)
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(ReasoningRequest, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
 
     max_completion_tokens: PositiveCount | None = None
@@ -109,7 +108,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: ReasoningEffort | None = None
 
     tools: Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
@@ -132,6 +130,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise Refused("functions", "is not supported by this server: use tools", UnsupportedParameter)
         super().__post_init__()
         check_offer(self.tools, self.tool_choice)
+        self.reasoning_asked()  # or refused
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise Refused("max_tokens", "differs from max_completion_tokens; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -155,11 +154,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return [message.to_template() for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
-        """Variables of the template besides messages and tools. Of models that reason some read how much, some only
-        whether; a template that reads neither says the same at every effort."""
-        effort = self.reasoning_effort
-        asked = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        return asked | (self.chat_template_kwargs or {})
+        """Variables of the template besides messages and tools."""
+        return self.reasoning_asked().variables() | (self.chat_template_kwargs or {})
 
     def may_call(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"

@@ -46,7 +46,8 @@ class _Frame:
         if self._usage_now is None:
             return self._suffix
         now = self._usage_now()
-        before = Usage.of(now.prompt_tokens, 0, now.prompt_tokens_details.cached_tokens)
+        reasoning = 0 if now.completion_tokens_details is not None else None
+        before = Usage.of(now.prompt_tokens, 0, now.prompt_tokens_details.cached_tokens, reasoning)
         return b'],"usage":%b}' % encode(before)
 
     def usage(self, usage: Usage) -> bytes:
@@ -74,6 +75,12 @@ class ChatChunks:
 
     def text(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
         return self._chunk(index, b'{"content":%b}' % encode(text), _scored(logprobs))
+
+    def thought(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
+        """Under DeepSeek's name, which most clients read, and vLLM's."""
+        encoded = encode(text)
+        delta = b'{"reasoning_content":%b,"reasoning":%b}' % (encoded, encoded)
+        return self._chunk(index, delta, _scored(logprobs))
 
     def call(self, index: int, number: int, call: Call, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
         """`number` is of the call, among those of its choice."""

@@ -35,16 +35,24 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models that reason
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+    def of(
+        cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int | None = None
+    ) -> Usage:
         total = prompt_tokens + completion_tokens
-        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+        details = CompletionTokensDetails(reasoning_tokens) if reasoning_tokens is not None else None
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens), details)
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -78,6 +86,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish: Finish
     logprobs: Sequence[ScoredToken] | None = None
     calls: Sequence[Call] = ()
+    thoughts: str | None = None  # None: the model does not reason, or its client wants none
     prompt_logprobs: Sequence[ScoredToken] | None = None  # where they are asked for by that name
     prompt_ids: Sequence[int] | None = None  # where ids are asked for, and so are
     token_ids: Sequence[int] | None = None  # the answer's, the one that ended it included
@@ -112,6 +121,8 @@ def call_object(call: Call) -> dict[str, Any]:
 
 def _message(choice: Choice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thoughts:  # under DeepSeek's name, which most clients read, and vLLM's
+        message |= {"reasoning_content": choice.thoughts, "reasoning": choice.thoughts}
     if choice.calls:
         message |= {"content": choice.text or None, "tool_calls": [call_object(call) for call in choice.calls]}
     return message

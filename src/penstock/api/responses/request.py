@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from penstock.api import openai
 from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
-from penstock.api.openai.chat import ReasoningEffort
 from penstock.api.openai.generation import (
     INT32_MAX,
     LABEL,
@@ -25,6 +24,7 @@ from penstock.api.openai.generation import (
     StopString,
 )
 from penstock.api.openai.guided import NULL, GuideAsked, JsonSchema, ResponseFormat
+from penstock.api.openai.reasoning import ReasoningEffort
 from penstock.api.openai.tools import MAX_TOOLS, check_offer
 from penstock.api.responses.items import Item, to_messages
 from penstock.api.responses.tools import Offer, Tool, ToolChoice, offer_of

@@ -248,7 +248,11 @@ class PromptTokenizer:
 def _measured(text: TokenizerBundle) -> _Vocabulary:
     tokenizer = Tokenizer.from_json(text.tokenizer, text.special_tokens)
     template = ChatTemplate(
-        text.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, tool_format=text.tool_format
+        text.chat_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        tool_format=text.tool_format,
+        reasoning_format=text.reasoning_format,
     )
     divider = tokenizer.divider(_example(template))
     return _Vocabulary(tokenizer, template, _longest_token(tokenizer), divider, _most_overhead(tokenizer, template))

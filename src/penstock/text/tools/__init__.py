@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from penstock.text.tools.format import ToolFormat
 from penstock.text.tools.grammar import Tool
+from penstock.text.tools.harmony import HARMONY
 from penstock.text.tools.hermes import HERMES
 from penstock.text.tools.llama3 import LLAMA3
 from penstock.text.tools.mistral import MISTRAL, MISTRAL_V11
 from penstock.text.tools.parser import CallParser
-from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text
+from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, Thought
 from penstock.text.tools.smollm2 import SMOLLM2
 
 __all__ = [
@@ -19,18 +20,21 @@ __all__ = [
     "CallParser",
     "Part",
     "Text",
+    "Thought",
     "Tool",
     "ToolFormat",
     "choose",
 ]
 
-FORMATS = {known.name: known for known in (HERMES, LLAMA3, MISTRAL, MISTRAL_V11, SMOLLM2)}
+FORMATS = {known.name: known for known in (HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_V11, SMOLLM2)}
 
 
 def choose(template: str, name: str | None = None) -> ToolFormat:
     """By name, or else by what the chat template gives away of its family."""
     if name in FORMATS:  # a gateway may be older than its replica
         return FORMATS[name]
+    if "<|channel|>" in template and "<|message|>" in template:
+        return HARMONY
     if "[TOOL_CALLS]" in template:
         return MISTRAL_V11 if "[ARGS]" in template else MISTRAL
     if "<tool_call>" in template:

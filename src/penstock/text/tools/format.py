@@ -31,6 +31,7 @@ class ToolFormat:
     instructions: Callable[[str], str]  # from the tools, as JSON, to what a template that cannot tell of them is given
     marks: tuple[str, ...] = ()  # texts that may be special tokens of the model: they are read and not skipped
     id_characters: int | None = None  # of a call's id, if the template insists
+    is_alone: bool = False  # a call is a message of its own: no guide says where in an answer one may stand
 
     def parser(self, names: Sequence[str], most: int | None = None) -> CallParser:
         return CallParser(self.syntax, frozenset(names), most)
@@ -46,7 +47,10 @@ class ToolFormat:
     ) -> Guide | None:
         """What keeps an answer to good calls; None if nothing has to. `special` are the ids of `marks` that are tokens,
         and `otherwise` is what an answer without calls has to follow: a JSON schema."""
+        if self.is_alone and not is_required:
+            return otherwise  # it is for the text of an answer, and a call has none
         if is_required:
+            most = 1 if self.is_alone else most
             return Guide("grammar", grammar.required(self.shape, tools, special, most))
         if otherwise is not None:
             marked = replace(self.shape, mark=self.syntax.mark)  # without one, a call and an answer begin alike

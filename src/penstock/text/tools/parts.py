@@ -1,4 +1,4 @@
-"""What an answer is made of where the model may call tools: runs of text, and calls.
+"""What an answer is made of: thoughts, where the model reasons; runs of text; and calls of tools.
 
 A call is begun with its name, gets its arguments as text, a little at a time, and is ended. One that was cut short is
 never ended.
@@ -11,6 +11,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text that the model writes for itself before it answers."""
+
     text: str
 
 
@@ -31,7 +38,7 @@ class CallEnded:
     index: int
 
 
-Part = Text | CallBegun | CallArguments | CallEnded
+Part = Thought | Text | CallBegun | CallArguments | CallEnded
 
 
 def add(parts: list[Part], part: Part) -> None:
@@ -39,6 +46,8 @@ def add(parts: list[Part], part: Part) -> None:
     last = parts[-1] if parts else None
     if isinstance(part, Text) and isinstance(last, Text):
         parts[-1] = Text(last.text + part.text)
+    elif isinstance(part, Thought) and isinstance(last, Thought):
+        parts[-1] = Thought(last.text + part.text)
     elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
         parts[-1] = replace(last, text=last.text + part.text)
     else:

@@ -1,0 +1,40 @@
+"""Where the thoughts of an answer end, told token by token: for counts and for budgets, which must not depend on how
+text was held back or joined on its way to a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.text.reasoning.splitter import Splitter
+
+
+class ThoughtTracker:
+    def __init__(self, splitter: Splitter, token_bytes: Callable[[int], bytes]) -> None:
+        self._splitter = splitter
+        self._token_bytes = token_bytes
+        self._last = b""
+        self.num_tokens = 0  # of thoughts, each mark included that ends one
+
+    @property
+    def is_inside(self) -> bool:
+        return self._splitter.is_inside
+
+    @property
+    def is_answering(self) -> bool:
+        return self._splitter.is_answering
+
+    @property
+    def is_whole(self) -> bool:
+        """The last token does not end within a character."""
+        data = self._last[-4:]
+        for length, byte in enumerate(reversed(data), 1):
+            if byte & 0xC0 != 0x80:  # the first byte of a character
+                return byte < 0xC0 or length >= (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+        return True
+
+    def take(self, token_id: int) -> None:
+        """Marks are ASCII, so bytes are read as characters: no token's end has to wait for the next one's beginning."""
+        self.num_tokens += self._splitter.is_inside
+        data = self._token_bytes(token_id)
+        self._last = (self._last + data)[-4:]
+        self._splitter.push(data.decode("latin-1"))
