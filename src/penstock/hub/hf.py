@@ -7,12 +7,14 @@ from pathlib import Path
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.fp8 import check_scales, kv_scale_names
-from penstock.hub.hf_config import model_config
+from penstock.hub.hf_config import model_config, text_config
 from penstock.hub.hf_directory import HFDirectory, read_json
 from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.schemes import read_scheme
+from penstock.hub.stacked_experts import expert_places
 from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
@@ -23,6 +25,7 @@ TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+PLAIN_SUFFIXES = (".weight", ".bias", ".sinks")  # of tensors that a model has, and are no scales or tables
 IMAGE_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -39,7 +42,10 @@ class HFCheckpoint:
             self._stored,
             lambda name: self._files[name][0].integers(self._files[name][1]),
         )
-        names = frozenset(name for name in self._files if name.endswith((".weight", ".bias")))  # not scales and tables
+        family = FAMILY_FILES.get(text_config(config).get("model_type", ""))
+        experts = family and family.experts
+        self._experts = expert_places(self._tensors.infos, experts) if experts and experts.stacked else {}
+        names = frozenset(name for name in self._files if name.endswith(PLAIN_SUFFIXES)) | self._experts.keys()
         if self._scheme:
             self._scheme.check(self._tensors.infos)
             names |= self._scheme.weights(self._tensors.names)
@@ -73,6 +79,8 @@ class HFCheckpoint:
     def stored(self, name: str) -> Stored:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
+        if place := self._experts.get(name):
+            return place.stored(self._stored(place.tensor), None, name)
         if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
@@ -81,6 +89,8 @@ class HFCheckpoint:
         return name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
 
     def stored_part(self, name: str, part: Part) -> Stored:
+        if place := self._experts.get(name):
+            return place.stored(self._stored(place.tensor), part, name)
         if self._scheme is None or self._is_plain(name):
             return self.stored(name).part(part, name)
         return self._scheme.stored_part(name, self._tensors, part)
