@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,16 @@ def test_rope_is_read_in_the_old_and_the_new_form(llama: Path) -> None:
     assert old.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
 
 
+def test_yarn_scales_what_is_rotated_by_its_factor_unless_the_file_says_otherwise(llama: Path) -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    edit(llama, rope_parameters=None, rope_scaling=yarn)
+    found = HFCheckpoint(llama).config.rope_scaling
+    assert found is not None
+    assert found == RopeScaling("yarn", 4.0, original_context=64, magnitude=0.1 * math.log(4.0) + 1.0)
+    edit(llama, rope_scaling=yarn | {"attention_factor": 1.0, "truncate": False})
+    assert HFCheckpoint(llama).config.rope_scaling == replace(found, magnitude=1.0, truncate=False)
+
+
 def test_linear_rope_scaling_is_read_with_its_first_spelling(llama: Path) -> None:
     edit(llama, rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0})
     assert HFCheckpoint(llama).config.rope_scaling == RopeScaling("linear", factor=2.0)
@@ -107,7 +119,6 @@ def test_linear_rope_scaling_is_read_with_its_first_spelling(llama: Path) -> Non
     ("change", "reason"),
     [
         ({"model_type": "gpt2"}, "gpt2.*llama, mistral, qwen2, qwen3"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
         ({"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -7,13 +7,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from penstock.core.model_config import RopeScaling
+from penstock.hub.hf_config import model_config
 from penstock.model.rope import inverse_frequencies, paired_rows, rope_tables
-from tests.model.tiny import LLAMA3_ROPE, SHAPE, model_config
+from tests.model.tiny import LLAMA3_ROPE, SHAPE, YARN
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 500_000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
     "llama3": LLAMA3_ROPE,
+    "yarn": YARN,
+    "yarn, truncated": YARN | {"truncate": True, "rope_theta": 10_000.0},
+    "yarn, as DeepSeek's": YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
 }
 
 
@@ -21,7 +25,7 @@ ROPES = {
 def test_tables_are_those_of_transformers(kind: str) -> None:
     hf = LlamaConfig(**(SHAPE | {"head_dim": 64}), rope_parameters=ROPES[kind])
     cos, sin = LlamaRotaryEmbedding(hf)(torch.zeros(1), torch.arange(hf.max_position_embeddings).unsqueeze(0))
-    rope = rope_tables(model_config(hf), torch.device("cpu"))
+    rope = rope_tables(model_config(hf.to_dict(), {}, has_head=True), torch.device("cpu"))
     torch.testing.assert_close(torch.cat((rope.cos, rope.cos), dim=-1), cos[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.cat((rope.sin, rope.sin), dim=-1), sin[0], atol=1e-5, rtol=0)
 
@@ -42,7 +46,7 @@ def test_phi_has_one_set_of_factors_for_every_sequence(max_context: int | None, 
     }
     hf = Phi3Config(**SHAPE, pad_token_id=0, rope_parameters=rope, original_max_position_embeddings=16)
     cos, sin = Phi3RotaryEmbedding(hf)(torch.zeros(1), torch.arange(length).unsqueeze(0))
-    ours = rope_tables(model_config(hf), torch.device("cpu"), max_context)
+    ours = rope_tables(model_config(hf.to_dict(), {}, has_head=True), torch.device("cpu"), max_context)
     torch.testing.assert_close(ours.cos[:length, :6], cos[0, :, :6], atol=1e-5, rtol=0)
     torch.testing.assert_close(ours.sin[:length, :6], sin[0, :, :6], atol=1e-5, rtol=0)
     assert ours.cos[:, 6:].eq(1.0).all()  # these do not turn

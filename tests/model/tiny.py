@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -26,6 +27,8 @@ from transformers import (
 
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
+from penstock.hub.families import FAMILY_FILES
+from penstock.hub.hf import HFCheckpoint
 from penstock.hub.hf_config import model_config as read_config
 from penstock.hub.stored import FloatArray, StoredTensor
 
@@ -60,6 +63,15 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0],
     "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0],
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 32,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -78,14 +90,17 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi3": Phi3Config(**SHAPE, **SPECIAL, sliding_window=6),
     "phi4": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=PARTIAL_ROPE),
     "phi4-long": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=LONG_ROPE, original_max_position_embeddings=16),
+    "gpt-oss": GptOssConfig(
+        **SHAPE, num_local_experts=6, num_experts_per_tok=3, sliding_window=6, rope_parameters=YARN
+    ),
 }
 
 
 def hf_model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="eager").eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim == 1:  # norms start at one and biases at zero: make them count
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 or name.endswith("bias"):  # norms start at one and biases at zero: make them count
             torch.nn.init.normal_(parameter, mean=float(parameter.mean()), std=0.3)
     return model
 
@@ -169,7 +184,12 @@ class StateDictCheckpoint(ArrayCheckpoint):
     def __init__(self, model: PreTrainedModel) -> None:
         config, tensors = model_config(model.config), {n: tensor.numpy() for n, tensor in model.state_dict().items()}
         if config.experts is not None:
+            names = FAMILY_FILES[config.architecture].experts
             with TemporaryDirectory() as directory:
                 model.save_pretrained(directory)
-                tensors = load_file(Path(directory) / "model.safetensors")
+                if names is not None and names.stacked:
+                    saved = HFCheckpoint(Path(directory))
+                    tensors = {name: saved.tensor(name).copy() for name in saved.tensor_names()}
+                else:
+                    tensors = load_file(Path(directory) / "model.safetensors")
         super().__init__(config, tensors)

@@ -9,14 +9,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from penstock.model.ops import Norm, Stream
+from penstock.model.ops import ExpertWeights, Norm, Stream
 from penstock.model.ops.experts import route
 from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.ops.triton.moe.experts import GroupedExperts
 from penstock.model.ops.triton.moe.grouped_gemm import Stack
-from penstock.model.quantized import Weight
 from penstock.model.sparse import SparseMLP
 from penstock.quant import Quant, to_quant
 
@@ -39,10 +38,10 @@ class Mixture(NamedTuple):
         """Weights of one."""
         return 3 * self.hidden * self.ffn
 
-    def pairs(self, quant: Quant) -> Iterator[tuple[Weight, Weight]]:
+    def pairs(self, quant: Quant) -> Iterator[ExpertWeights]:
         for _ in range(self.experts):
             gate_up, down = randn(2 * self.ffn, self.hidden), randn(self.hidden, self.ffn)
-            yield to_quant(quant, gate_up * self.hidden**-0.5), to_quant(quant, down * self.ffn**-0.5)
+            yield ExpertWeights(to_quant(quant, gate_up * self.hidden**-0.5), to_quant(quant, down * self.ffn**-0.5))
 
     def stacked(self, quant: Quant) -> GroupedExperts:
         made = TritonOps("cuda", DTYPE).experts(self.experts, self.pairs(quant))

@@ -17,14 +17,29 @@ INT8_KV_SCALE_BYTES = 2  # of a key or a value of one head, in a cache of 8-bit 
 class RopeScaling:
     """Rotary embeddings stretched beyond the length they were trained for."""
 
-    kind: Literal["linear", "llama3", "factors", "longrope"]
+    kind: Literal["linear", "llama3", "factors", "longrope", "yarn"]
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    original_context: int = 8192  # llama3, longrope
+    original_context: int = 8192  # llama3, longrope, yarn
     factors: tuple[float, ...] = ()  # GGUF's form: what each frequency is divided by; longrope: in the original context
     long_factors: tuple[float, ...] = ()  # longrope: what it is divided by where contexts may be longer than that
-    magnitude: float = 1.0  # longrope: what is rotated is multiplied by it
+    magnitude: float = 1.0  # longrope, yarn: what is rotated is multiplied by it
+    beta_fast: float = 32.0  # yarn: pairs that turn more often than this in the original context are left alone
+    beta_slow: float = 1.0  # yarn: those that turn less often are slowed by the whole factor
+    truncate: bool = True  # yarn: the pairs between are counted in whole numbers
+
+
+@dataclass(frozen=True)
+class ClampedSwiGLU:
+    """gpt-oss's gate: min(gate, limit) * sigmoid(alpha * gate) * (up + 1), with up between -limit and limit."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+# Of an MLP: what is done to its gate before it is multiplied with the rest; gelu is the tanh form.
+Activation = Literal["silu", "gelu"] | ClampedSwiGLU
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,8 @@ class Experts:
     normalized: bool = True  # the weights of a token's experts sum to one
     shared_intermediate_size: int = 0  # of one expert more that every token passes, with a gate of its own; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that have a plain MLP all the same
+    has_biases: bool = False  # the router and all linears of each expert
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True)
@@ -122,6 +139,7 @@ class ModelConfig:
     tied_embeddings: bool = False
     attention_bias: bool = False  # biases on q, k and v (Qwen2)
     output_bias: bool = False  # bias on the attention's output projection too
+    attention_sinks: bool = False  # each head has a score of its own that takes its share of attention, for no value
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
     local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
     rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all

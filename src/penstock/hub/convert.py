@@ -69,7 +69,12 @@ def write_tokenizer(
 
 
 def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
-    """In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
+    """Raises ModelUnsupported where a family's files have a layout that is only read.
+
+    In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
+    names = FAMILY_FILES[config.architecture].experts
+    if names is not None and names.stacked is not None:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
     return {
         "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,
@@ -171,6 +176,16 @@ def _rope_scaling(config: ModelConfig) -> dict[str, Any] | None:
         return None
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_context,
+            "attention_factor": scaling.magnitude,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
     if scaling.kind == "longrope":
         return {
             "rope_type": "longrope",

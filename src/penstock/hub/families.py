@@ -11,12 +11,15 @@ from penstock.core.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What Hugging Face calls a mixture's parts, below a layer. The router is its `gate`."""
+    """What Hugging Face calls a mixture's parts, below a layer."""
 
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
+    # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
+    stacked: Literal["interleaved"] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class FamilyFiles:
     # Sliding windows: on every layer that has a window configured, or on the layers that the config lists. "in a
     # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known.
     windows: Literal["never", "on all layers", "on some layers", "in a pattern", "refused"]
-    gguf_name: str | None  # None: in GGUF it is a llama, and what else it has says what it is
+    # None: in GGUF it is a llama, and what else it has says what it is; or its GGUF files are not read.
+    gguf_name: str | None
     gguf_rotates_neighbours: bool = False  # llama.cpp's rotation of q and k; the others' files are as Hugging Face's
     gguf_parts: Mapping[str, str] = field(default_factory=dict)  # of a block, where they are not named as usual
     gguf_end_tokens: tuple[str, ...] = ()  # that end a turn, where the file does not say so
@@ -37,6 +41,7 @@ class FamilyFiles:
     scales_embedding: bool = False  # by the root of the hidden size
     rotates_a_part: bool = False  # a config may have only a part of each head rotated
     outgrows_float16: bool = False  # its activations do
+    has_sinks: bool = False  # its attention has
     experts: ExpertNames | None = None
 
 
@@ -168,6 +173,35 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         gguf_end_tokens=("<|end|>", "<|endoftext|>"),
         rotates_a_part=True,
     ),
+    "gpt_oss": FamilyFiles(
+        "GptOssForCausalLM",
+        {
+            "max_position_embeddings": 131_072,
+            "attention_bias": True,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        "as configured",
+        "in a pattern",
+        None,
+        outgrows_float16=True,
+        has_sinks=True,
+        experts=ExpertNames(router="router", stacked="interleaved"),
+    ),
 }
 
 
@@ -176,6 +210,6 @@ def routers(config: ModelConfig) -> list[str]:
     names, experts = FAMILY_FILES[config.architecture].experts, config.experts
     if names is None or experts is None:
         return []
-    gates = ("gate", "shared_expert_gate") if experts.shared_intermediate_size else ("gate",)
+    gates = (names.router, "shared_expert_gate") if experts.shared_intermediate_size else (names.router,)
     layers = [layer for layer in range(config.num_layers) if config.has_experts(layer)]
     return [f"model.layers.{layer}.{names.block}.{gate}" for layer in layers for gate in gates]

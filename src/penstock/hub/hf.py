@@ -7,17 +7,20 @@ from pathlib import Path
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.fp8 import check_scales, kv_scale_names
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json
-from penstock.hub.hf_vision import our_name
+from penstock.hub.hf_vision import our_name, text_config
 from penstock.hub.quantization import Tensors
 from penstock.hub.safetensors_file import SafetensorsFile
 from penstock.hub.schemes import read_scheme
+from penstock.hub.stacked_experts import expert_places
 from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PLAIN_SUFFIXES = (".weight", ".bias", ".sinks")  # of tensors that a model has, and are no scales or tables
 
 
 class HFCheckpoint:
@@ -33,7 +36,10 @@ class HFCheckpoint:
             self._stored,
             lambda name: self._files[name][0].integers(self._files[name][1]),
         )
-        names = frozenset(name for name in self._files if name.endswith((".weight", ".bias")))  # not scales and tables
+        family = FAMILY_FILES.get(text_config(config).get("model_type", ""))
+        experts = family and family.experts
+        self._experts = expert_places(self._tensors.infos, experts) if experts and experts.stacked else {}
+        names = frozenset(name for name in self._files if name.endswith(PLAIN_SUFFIXES)) | self._experts.keys()
         if self._scheme:
             self._scheme.check(self._tensors.infos)
             names |= self._scheme.weights(self._tensors.names)
@@ -67,6 +73,8 @@ class HFCheckpoint:
     def stored(self, name: str) -> Stored:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
+        if place := self._experts.get(name):
+            return place.stored(self._stored(place.tensor), None, name)
         if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
@@ -75,6 +83,8 @@ class HFCheckpoint:
         return name in self._files and self._tensors.infos[name].code not in ("F8_E4M3", "I8")
 
     def stored_part(self, name: str, part: Part) -> Stored:
+        if place := self._experts.get(name):
+            return place.stored(self._stored(place.tensor), part, name)
         if self._scheme is None or self._is_plain(name):
             return self.stored(name).part(part, name)
         return self._scheme.stored_part(name, self._tensors, part)

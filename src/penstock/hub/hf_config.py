@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import Experts, ModelConfig, check_sizes
+from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import rope_sections, text_config, vision_config
@@ -69,6 +69,7 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         tied_embeddings=values.get("tie_word_embeddings", not has_head),
         attention_bias=biases_everywhere or files.biases == "on qkv",
         output_bias=biases_everywhere,
+        attention_sinks=files.has_sinks,
         windows=_windows(files, values),
         local_rope_theta=local_rope_theta(values),
         rotary_dim=rotary_dim if rotary_dim < head_dim else None,
@@ -78,7 +79,7 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
-        experts=_experts(values) if files.experts else None,
+        experts=_experts(family, values) if files.experts else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
     )
@@ -99,7 +100,7 @@ def _reject_unknown_math(values: Json, files: FamilyFiles) -> None:
         raise ModelUnsupported("it has no biases on q, k and v (qkv_bias), which is not supported")
 
 
-def _experts(values: Json) -> Experts:
+def _experts(family: str, values: Json) -> Experts:
     num_layers, every = values["num_hidden_layers"], values.get("decoder_sparse_step", 1)
     dense = values.get("mlp_only_layers") or ()
     return Experts(
@@ -109,7 +110,14 @@ def _experts(values: Json) -> Experts:
         normalized=values.get("norm_topk_prob", False),
         shared_intermediate_size=values.get("shared_expert_intermediate_size", 0),
         dense_layers=tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % every),
+        has_biases=family == "gpt_oss",
+        activation=_clamped_swiglu(values) if family == "gpt_oss" else "silu",
     )
+
+
+def _clamped_swiglu(values: Json) -> ClampedSwiGLU:
+    known = ClampedSwiGLU()
+    return ClampedSwiGLU(values.get("swiglu_alpha", known.alpha), values.get("swiglu_limit", known.limit))
 
 
 def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:

@@ -54,6 +54,8 @@ def rope_scaling(values: Json, *, is_phi: bool) -> RopeScaling | None:
         return None
     if is_phi and kind in LONGROPE:
         return _longrope(rope, values)
+    if kind == "yarn":
+        return _yarn(rope, values)
     if kind == "linear":
         return RopeScaling("linear", factor=rope["factor"])
     if kind == "llama3":
@@ -64,7 +66,7 @@ def rope_scaling(values: Json, *, is_phi: bool) -> RopeScaling | None:
             high_freq_factor=rope["high_freq_factor"],
             original_context=rope["original_max_position_embeddings"],
         )
-    raise ModelUnsupported(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+    raise ModelUnsupported(f"rope scaling {kind!r} is not supported; supported: default, linear, llama3, yarn")
 
 
 def _longrope(rope: Json, values: Json) -> RopeScaling:
@@ -77,6 +79,30 @@ def _longrope(rope: Json, values: Json) -> RopeScaling:
         long_factors=tuple(map(float, rope["long_factor"])),
         magnitude=rope.get("attention_factor") or longrope_magnitude(stretch, original),
     )
+
+
+def _yarn(rope: Json, values: Json) -> RopeScaling:
+    original: int = rope.get("original_max_position_embeddings") or values["max_position_embeddings"]
+    factor = rope.get("factor") or values["max_position_embeddings"] / original
+    scale, scale_of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    magnitude = _yarn_magnitude(factor, 1.0)
+    if scale and scale_of_all:
+        magnitude = _yarn_magnitude(factor, scale) / _yarn_magnitude(factor, scale_of_all)
+    if rope.get("attention_factor") is not None:
+        magnitude = rope["attention_factor"]
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_context=original,
+        magnitude=magnitude,
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        truncate=rope.get("truncate", True),
+    )
+
+
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def longrope_magnitude(stretch: float, original_context: int) -> float:

@@ -7,7 +7,7 @@ between steps. It knows no other rank: all are told the same placements.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.expert_placement import ExpertPlacement, ExpertSharing, num_slots
-from penstock.model.ops import ExpertLinears, Ops
+from penstock.core.model_config import Activation
+from penstock.model.ops import ExpertLinears, ExpertWeights, Ops
 from penstock.model.ops.experts import ELSEWHERE, ExpertMap
-from penstock.model.quantized import Weight
 from penstock.model.shard import Shard
 
-ReadExpert = Callable[[int], tuple[Weight, Weight]]  # gate_up and down of an expert, from the model's files
+ReadExpert = Callable[[int], ExpertWeights]  # from the model's files
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class LayerExperts:
         own = now.ranks[self.rank]
         changed = [slot for slot, expert in enumerate(own) if before[slot : slot + 1] != (expert,)]
         for slot in changed:
-            self.linears.put(slot, *self.read(own[slot]))
+            self.linears.put(slot, self.read(own[slot]))
         self.placement = now
         if self.map.places is not None:
             self.map.places.copy_(places_of(now, self.rank, *self.map.counts.shape))
@@ -67,16 +67,19 @@ class ExpertLayers:
         counts = torch.zeros(num_layers, num_experts, copies, dtype=torch.int64, device=ops.device)
         return cls(counts, sharing, shard)
 
-    def load(self, layer: int, ops: Ops, read: ReadExpert) -> tuple[ExpertLinears, ExpertMap]:
+    def load(
+        self, layer: int, ops: Ops, read: ReadExpert, activation: Activation = "silu"
+    ) -> tuple[ExpertLinears, ExpertMap]:
         """The experts of one layer, and where they are found."""
         self.counted.add(layer)
         counts, sharing, rank = self.counts[layer], self.sharing, self.shard.rank
         num_experts = len(counts)
         if sharing is None:
-            return ops.experts(num_experts, _pairs(range(num_experts), read)), ExpertMap(counts)
+            return ops.experts(num_experts, map(read, range(num_experts)), activation=activation), ExpertMap(counts)
         placement = sharing.placement(layer, num_experts, self.shard.size)
         slots = num_slots(num_experts, self.shard.size, sharing.redundant)[rank]
-        linears = ops.experts(slots, _pairs(placement.ranks[rank], read), is_part=True)
+        own = map(read, placement.ranks[rank])
+        linears = ops.experts(slots, own, is_part=True, activation=activation)
         found = ExpertMap(counts, places_of(placement, rank, *counts.shape).to(ops.device))
         self.layers[layer] = LayerExperts(layer, found, linears, placement, rank, read)
         return linears, found
@@ -97,10 +100,6 @@ class ExpertLayers:
     def changing(self) -> list[Tensor]:
         """Tensors that are no weights: they differ from step to step, or from one placement to the next."""
         return [self.counts, *(each.map.places for each in self.layers.values() if each.map.places is not None)]
-
-
-def _pairs(experts: Iterable[int], read: ReadExpert) -> Iterator[tuple[Weight, Weight]]:
-    return (read(expert) for expert in experts)
 
 
 def places_of(placement: ExpertPlacement, rank: int, num_experts: int, num_copies: int) -> Tensor:

@@ -118,6 +118,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.o_proj.bias": (hidden,),
         "self_attn.q_norm.weight": (config.head_dim,),
         "self_attn.k_norm.weight": (config.head_dim,),
+        "self_attn.sinks": (config.num_heads,),
     }
 
 
@@ -139,7 +140,8 @@ def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int
     )
     assert names is not None
     shapes: dict[str, tuple[int, ...]] = {
-        f"{names.block}.gate.weight": (experts.count, hidden),
+        f"{names.block}.{names.router}.weight": (experts.count, hidden),
+        f"{names.block}.{names.router}.bias": (experts.count,),
         f"{names.block}.shared_expert_gate.weight": (1, hidden),
         f"{names.block}.shared_expert.gate_proj.weight": (shared, hidden),
         f"{names.block}.shared_expert.up_proj.weight": (shared, hidden),
@@ -149,4 +151,7 @@ def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int
         at = f"{names.block}.experts.{expert}"
         shapes[f"{at}.{names.gate}.weight"] = shapes[f"{at}.{names.up}.weight"] = (experts.intermediate_size, hidden)
         shapes[f"{at}.{names.down}.weight"] = (hidden, experts.intermediate_size)
+        if experts.has_biases:
+            shapes[f"{at}.{names.gate}.bias"] = shapes[f"{at}.{names.up}.bias"] = (experts.intermediate_size,)
+            shapes[f"{at}.{names.down}.bias"] = (hidden,)
     return shapes

@@ -63,6 +63,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
             return frequencies / scaling.factor
         case "llama3":
             return _llama3(frequencies, scaling)
+        case "yarn":
+            return _yarn(frequencies, theta, scaling)
         case "factors" | "longrope":
             return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
 
@@ -73,3 +75,20 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
+
+
+def _yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """Fast pairs are kept, slow ones slowed by the whole factor, those between blended by their number."""
+    num_pairs = len(frequencies)
+
+    def pair(turns: float) -> float:
+        """Which pair turns so often in the original context."""
+        return num_pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    last += 0.001 if first == last else 0.0
+    slowed = ((torch.arange(num_pairs, dtype=torch.float32) - first) / (last - first)).clamp(0.0, 1.0)
+    return frequencies / scaling.factor * slowed + frequencies * (1.0 - slowed)

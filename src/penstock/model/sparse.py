@@ -11,9 +11,8 @@ from penstock.hub.families import FAMILY_FILES
 from penstock.model.batch import Batch
 from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import Attention, load_norm
-from penstock.model.ops import ExpertLinears, LayerKV, Linear, Norm, Ops, Stream
+from penstock.model.ops import ExpertLinears, ExpertWeights, LayerKV, Linear, Norm, Ops, Stream
 from penstock.model.ops.experts import ExpertMap
-from penstock.model.quantized import Weight
 from penstock.model.ranks import Ranks
 from penstock.model.shard import Split
 from penstock.model.weights import Weights
@@ -68,19 +67,23 @@ class SparseMLP:
         is_whole = layers.sharing is not None
         columns, rows = (Split.NONE, Split.NONE) if is_whole else (Split.COLUMNS, Split.ROWS)
 
-        def read(expert: int) -> tuple[Weight, Weight]:
+        def read(expert: int) -> ExpertWeights:
             inner = block.at(f"experts.{expert}")
-            return (
-                inner.weight({names.gate: ffn, names.up: ffn}, hidden, split=columns),
-                inner.weight({names.down: hidden}, ffn, split=rows),
+            gate_up, down = {names.gate: ffn, names.up: ffn}, {names.down: hidden}
+            return ExpertWeights(
+                inner.weight(gate_up, hidden, split=columns),
+                inner.weight(down, ffn, split=rows),
+                inner.bias(gate_up, hidden, split=columns) if config.has_biases else None,
+                inner.bias(down, ffn, split=rows) if config.has_biases else None,
             )
 
-        experts, found = layers.load(layer.layer, layer.ops, read)
+        experts, found = layers.load(layer.layer, layer.ops, read, config.activation)
+        bias = block.tensor(f"{names.router}.bias", config.count) if config.has_biases else None
         return cls(
             ops=layer.ops,
             norm=load_norm(layer, "post_attention_layernorm"),
             # Never quantized: it is small, and who is chosen may hang on its last bits.
-            router=layer.ops.linear(block.tensor("gate.weight", config.count, hidden)),
+            router=layer.ops.linear(block.tensor(f"{names.router}.weight", config.count, hidden), bias),
             experts=experts,
             shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
             per_token=config.per_token,

@@ -132,7 +132,7 @@ class Weights:
         """
 
         def make() -> Linear:
-            biases = self._bias(outputs, inputs, split) if bias else None
+            biases = self.bias(outputs, inputs, split=split) if bias else None
             # Nothing here holds on to the parts while they are packed: with their packed form they would be the peak.
             return self.ops.linear(self.weight(outputs, inputs, split=split), biases, precise=precise)
 
@@ -156,7 +156,18 @@ class Weights:
         made_of = self._projections(outputs, inputs, split)
         return self.quantize(joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of]))
 
-    def _bias(self, outputs: Outputs, inputs: int | Axis, split: Split) -> Tensor | None:
+    def sinks(self, path: str, heads: Axis) -> Tensor:
+        """Scores of the attention heads that attend on this rank: where ranks share out tokens, those of its group."""
+        own = [replace(self.shard, rank=rank).span(heads, f"tensor '{self.prefix}{path}'") for rank in self._group]
+        first, last = own[0].start // heads.unit, own[-1].stop // heads.unit
+        parts = [Part((heads.num_units,), slice(first, last))] if self.shard.size > 1 else []
+        return plain(self._weight(path, heads.num_units, parts=parts)).float()
+
+    @property
+    def _group(self) -> range:
+        return self.shard.neighbours
+
+    def bias(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Tensor | None:
         """The bias of a linear that is split by rows is the first rank's alone: the sum has it once."""
         if split is Split.ROWS and self.shard.rank:
             return None

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import Activation, ModelConfig
 from penstock.hub.families import FAMILY_FILES, ExpertNames
 from penstock.model.families.gemma2 import GemmaLayer
 from penstock.model.layers import MLP, Attention, DecoderLayer
-from penstock.model.ops import Activation, Norm
+from penstock.model.ops import Norm
 from penstock.model.ops.experts import HostExperts
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.quantized import Weight, plain

@@ -119,6 +119,7 @@ def make_recipe(
     act_order: bool = False,
 ) -> Recipe:
     """With a default for all that is not said. A wish is met or refused."""
+    _check_family(config)
     _check_shapes(config)
     allowed = {"gptq": (4, 8), "awq": (4,), "int8": (8,), "fp8": (8,)}[method]
     if bits is not None and bits not in allowed:
@@ -161,6 +162,15 @@ def _group(config: ModelConfig, wanted: int | None) -> int:
         hint = f"; {', '.join(map(str, fitting))} do" if fitting else ""
         raise ConfigError(f"groups of {wanted} do not divide this model's {counts} columns{hint}", param="group")
     return wanted
+
+
+def _check_family(config: ModelConfig) -> None:
+    names = FAMILY_FILES[config.architecture].experts
+    if names is not None and names.stacked is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} has its experts in one tensor, which `penstock quantize` cannot write; "
+            "`--quant` makes them small when the model is loaded"
+        )
 
 
 def _check_shapes(config: ModelConfig) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.model.ops import ExpertLinears
+from penstock.model.ops import ExpertLinears, ExpertWeights
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.experts import HostExperts
 from penstock.model.ops.native import NativeOps
@@ -20,6 +20,10 @@ COUNT, PER_TOKEN, HIDDEN, FFN = 6, 2, 32, 48
 def pairs() -> list[tuple[Tensor, Tensor]]:
     torch.manual_seed(3)
     return [(torch.randn(2 * FFN, HIDDEN) * 0.2, torch.randn(HIDDEN, FFN) * 0.2) for _ in range(COUNT)]
+
+
+def expert_weights() -> list[ExpertWeights]:
+    return [ExpertWeights(*pair) for pair in pairs()]
 
 
 def choices(rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,11 +47,11 @@ def expected(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 def test_each_row_gets_the_sum_of_its_own_experts(way: type[ExpertLinears], rows: int) -> None:
     if way is NativeExperts:
         try:
-            experts = NativeOps("float32", threads=2).experts(COUNT, pairs())
+            experts = NativeOps("float32", threads=2).experts(COUNT, expert_weights())
         except KernelsUnavailable as error:
             pytest.skip(str(error))
     else:
-        experts = ReferenceOps().experts(COUNT, pairs())
+        experts = ReferenceOps().experts(COUNT, expert_weights())
     assert type(experts) is way
     x, ids, weights = choices(rows)
     torch.testing.assert_close(experts(x, ids, weights), expected(x, ids, weights), atol=1e-5, rtol=1e-4)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.model.families import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
+from penstock.model.families import (
+    gemma2,
+    gemma3,
+    gpt_oss,
+    llama,
+    mistral,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from penstock.model.layers import Family
 
 FAMILIES: dict[str, Family] = {
@@ -16,4 +28,5 @@ FAMILIES: dict[str, Family] = {
     "gemma2": gemma2.load,
     "gemma3_text": gemma3.load,
     "phi3": phi3.load,
+    "gpt_oss": gpt_oss.load,
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.layers import MLP, Attention, attention_spec, decoder_of, load_norm
-from penstock.model.ops import Activation, LayerKV, Norm, Rope, Stream
+from penstock.model.ops import LayerKV, Norm, Rope, Stream
 from penstock.model.weights import Weights
 
 

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.quantized import Weight
 from penstock.model.sequence import SequenceGroup, TokenSplit
@@ -85,15 +86,14 @@ class AttentionSpec:
     k_norm: Tensor | None = None
     norm_eps: float = 1e-6
     cap: float | None = None  # scores are kept within it: cap * tanh(score / cap)
+    # [num_group_heads] float32: a score of each head's own, that takes its share of the softmax and has no value.
+    sinks: Tensor | None = None
     sequence: SequenceGroup | None = None  # ranks that keep tokens of every sequence; None: this one keeps all
 
     @property
     def num_group_heads(self) -> int:
         """Heads of queries that attend here: those of all ranks that share out a sequence."""
         return self.num_heads * (self.sequence.size if self.sequence is not None else 1)
-
-
-Activation = Literal["silu", "gelu"]  # gelu is the tanh form
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,15 @@ def one_by_one(layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], b
         layer(stream, layer_kv, batch)
 
 
+class ExpertWeights(NamedTuple):
+    """One expert's, as they are read from files."""
+
+    gate_up: Weight
+    down: Weight
+    gate_up_bias: Tensor | None = None  # [2 * width], gate first
+    down_bias: Tensor | None = None  # [hidden]
+
+
 class ExpertLinears(Protocol):
     """The experts of one layer. Built once by `Ops.experts`, called every step."""
 
@@ -185,7 +194,7 @@ class ExpertLinears(Protocol):
         not depend on the rows beside it.
         """
 
-    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+    def put(self, slot: int, expert: ExpertWeights) -> None:
         """Another expert, in place of the one that was there, or of none. It is packed as the others are, at the same
         addresses on a device; between steps."""
 
@@ -209,9 +218,16 @@ class Ops(Protocol):
     def tied(self, table: Weight) -> tuple[Linear, Linear]:
         """(embedding, head) from one table, stored once where the implementation can."""
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
-        """Pack (gate_up, down) of each; they come one by one, and are not held on to. `count`: of slots, of which the
-        last may be left empty. `is_part`: other ranks have more of the layer's experts, and tokens choose among all."""
+    def experts(
+        self,
+        count: int,
+        weights: Iterable[ExpertWeights],
+        *,
+        is_part: bool = False,
+        activation: Activation = "silu",
+    ) -> ExpertLinears:
+        """Pack each; they come one by one, and are not held on to. `count`: of slots, of which the last may be left
+        empty. `is_part`: other ranks have more of the layer's experts, and tokens choose among all."""
 
     def route(
         self,
@@ -241,7 +257,7 @@ class Ops(Protocol):
         """stream += x. A norm of the stream must follow before anything else is added to it."""
 
     def gated(self, halves: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up, where gate and up are the halves of each row"""
+        """activation(gate) * up, where gate and up are the halves of each row; or what else the activation says"""
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), in place where it can be"""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
-from penstock.model.quantized import Weight
 
 if TYPE_CHECKING:
-    from penstock.model.ops import Linear, Ops
+    from penstock.model.ops import ExpertWeights, Linear, Ops
 
 ELSEWHERE = -1  # in place of an expert that another rank has
-Pairs = Iterable[tuple[Weight, Weight]]  # gate_up and down of each
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,16 @@ class HostExperts:
     """Expert by expert in the order of their numbers, so that a row's sum is taken in the same order in every batch."""
 
     ops: Ops
-    linears: list[tuple[Linear, Linear]]
+    linears: list[tuple[Linear, Linear]]  # gate_up and down of each
+    activation: Activation = "silu"
 
     @classmethod
-    def of(cls, ops: Ops, pairs: Pairs) -> HostExperts:
-        return cls(ops, [(ops.linear(gate_up), ops.linear(down)) for gate_up, down in pairs])
+    def of(cls, ops: Ops, weights: Iterable[ExpertWeights], activation: Activation = "silu") -> HostExperts:
+        return cls(ops, [_linears(ops, expert) for expert in weights], activation)
 
-    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+    def put(self, slot: int, expert: ExpertWeights) -> None:
         """See `ExpertLinears.put`."""
-        self.linears[slot : slot + 1] = [(self.ops.linear(gate_up), self.ops.linear(down))]
+        self.linears[slot : slot + 1] = [_linears(self.ops, expert)]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
@@ -91,9 +91,13 @@ class HostExperts:
         for expert, places in _chosen(ids):
             gate_up, down = self.linears[expert]
             rows = places // per_token
-            y = down(self.ops.gated(gate_up(x[rows]), "silu"))
+            y = down(self.ops.gated(gate_up(x[rows]), self.activation))
             out.index_add_(0, rows, y * weights.flatten()[places, None].to(y.dtype))
         return out
+
+
+def _linears(ops: Ops, expert: ExpertWeights) -> tuple[Linear, Linear]:
+    return ops.linear(expert.gate_up, expert.gate_up_bias), ops.linear(expert.down, expert.down_bias)
 
 
 def _chosen(ids: Tensor) -> Iterator[tuple[int, Tensor]]:

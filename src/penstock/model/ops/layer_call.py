@@ -23,6 +23,7 @@ class LayerCall:
             place=shape.tokens.place,
             ranks=shape.tokens.size,
         )
+        self.counts_sinks = shape.tokens.place == 0  # once, of ranks that share out tokens
         self.spec: AttentionSpec | None = None
         self.rope: Rope | None = None
 
@@ -31,6 +32,7 @@ class LayerCall:
         struct = self.struct
         struct.cos, struct.sin = rope.cos.data_ptr(), rope.sin.data_ptr()
         struct.q_norm, struct.k_norm = pointer(spec.q_norm), pointer(spec.k_norm)
+        struct.sinks = pointer(spec.sinks) if self.counts_sinks else None
         struct.heads, struct.kv_heads, struct.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         struct.window, struct.scale, struct.norm_eps = spec.window or 0, spec.scale, spec.norm_eps
         struct.cap = spec.cap or 0.0

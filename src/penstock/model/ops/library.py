@@ -29,7 +29,7 @@ class Layer(ctypes.Structure):
     """`struct layer` of attention.c."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("keys", "values", "cos", "sin", "q_norm", "k_norm", "sinks")),
         *((name, c_int32) for name in ("arithmetic", "block_size", "heads", "kv_heads", "dim", "window")),
         *((name, c_float) for name in ("scale", "norm_eps", "cap")),
         ("settled", c_int32),
@@ -54,6 +54,8 @@ class Source(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "residual", "norm")),
         ("eps", c_float),
         ("gated", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
     )
 
 
@@ -88,6 +90,7 @@ class Experts(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("linears", "starts", "rows", "weights")),
         *((name, c_int32) for name in ("count", "hidden")),
+        *((name, c_float) for name in ("alpha", "limit")),
     )
 
 
@@ -137,6 +140,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rms_norm": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_float)),
     "silu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "gelu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
+    "clamped_swiglu": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_float)),
     "cap": (None, (c_void_p, c_void_p, c_int, c_int, c_float)),
     "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
     "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),

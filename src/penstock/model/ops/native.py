@@ -18,11 +18,12 @@ from torch import Tensor
 
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.batch import Batch
 from penstock.model.ops import (
-    Activation,
     AttentionSpec,
     ExpertLinears,
+    ExpertWeights,
     KVShape,
     Layer,
     LayerKV,
@@ -113,11 +114,19 @@ class NativeOps:
         wide = plain(weight)
         return PackedWeight(self, self.arithmetic, wide.shape, bias).fill(wide)
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
-        def pack(gate_up: Weight, down: Weight) -> tuple[PackedWeight, PackedWeight]:
-            return self._packed(gate_up, None, precise=False), self._packed(down, None)
+    def experts(
+        self,
+        count: int,
+        weights: Iterable[ExpertWeights],
+        *,
+        is_part: bool = False,
+        activation: Activation = "silu",
+    ) -> ExpertLinears:
+        def pack(expert: ExpertWeights) -> tuple[PackedWeight, PackedWeight]:
+            gate_up = self._packed(expert.gate_up, expert.gate_up_bias, precise=False)
+            return gate_up, self._packed(expert.down, expert.down_bias)
 
-        return NativeExperts(count, [pack(gate_up, down) for gate_up, down in pairs], pack)
+        return NativeExperts(count, [pack(expert) for expert in weights], pack, activation)
 
     def route(
         self,
@@ -157,6 +166,10 @@ class NativeOps:
     def gated(self, halves: Tensor, activation: Activation) -> Tensor:
         m, n = halves.shape
         out = halves.new_empty(m, n // 2)
+        if isinstance(activation, ClampedSwiGLU):
+            ends = halves.data_ptr(), out.data_ptr()
+            self.library.clamped_swiglu(self.pool, *ends, m, n // 2, activation.alpha, activation.limit)
+            return out
         run = self.library.silu_mul if activation == "silu" else self.library.gelu_mul
         run(self.pool, halves.data_ptr(), out.data_ptr(), m, n // 2)
         return out

@@ -8,25 +8,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from penstock.core.model_config import Activation, ClampedSwiGLU
+from penstock.model.ops import ExpertWeights
 from penstock.model.ops import library as c
 from penstock.model.ops.panels import PackedWeight
-from penstock.model.quantized import Weight
 
 Pair = tuple[PackedWeight, PackedWeight]  # gate_up and down
 
 
 class NativeExperts:
-    def __init__(self, count: int, pairs: list[Pair], pack: Callable[[Weight, Weight], Pair]) -> None:
+    def __init__(
+        self, count: int, pairs: list[Pair], pack: Callable[[ExpertWeights], Pair], activation: Activation = "silu"
+    ) -> None:
         """`count`: of slots, of which the last may have nobody yet; `pack`: what is put there later."""
         self._pack = pack
         self._pairs = [*pairs, *pairs[:1] * (count - len(pairs))]  # kept: C has their addresses
         self._pointers = (ctypes.c_void_p * (2 * count))(*(each.pointer for pair in self._pairs for each in pair))
         self._struct = c.Experts(ctypes.addressof(self._pointers), count=count, hidden=pairs[0][0].k)
+        if isinstance(activation, ClampedSwiGLU):
+            self._struct.alpha, self._struct.limit = activation.alpha, activation.limit
         self._library, self._pool = pairs[0][0].library, pairs[0][0].pool
 
-    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+    def put(self, slot: int, expert: ExpertWeights) -> None:
         """See `ExpertLinears.put`."""
-        self._pairs[slot] = pair = self._pack(gate_up, down)
+        self._pairs[slot] = pair = self._pack(expert)
         self._pointers[2 * slot], self._pointers[2 * slot + 1] = (each.pointer for each in pair)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.batch import Batch
 from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
-    Activation,
     AttentionSpec,
     ExpertLinears,
+    ExpertWeights,
     KVShape,
     Layer,
     LayerKV,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 SCALE = torch.bfloat16  # of what is stored in int8
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float, float | None], tuple[Tensor, Tensor | None]]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float, float | None, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class ReferenceOps:
@@ -73,8 +74,15 @@ class ReferenceOps:
         stored = self._store(plain(table))
         return partial(F.embedding, weight=stored), partial(F.linear, weight=stored)
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
-        return HostExperts.of(self, pairs)
+    def experts(
+        self,
+        count: int,
+        weights: Iterable[ExpertWeights],
+        *,
+        is_part: bool = False,
+        activation: Activation = "silu",
+    ) -> ExpertLinears:
+        return HostExperts.of(self, weights, activation)
 
     def route(
         self,
@@ -106,6 +114,8 @@ class ReferenceOps:
 
     def gated(self, halves: Tensor, activation: Activation) -> Tensor:
         gate, up = halves.chunk(2, dim=-1)
+        if isinstance(activation, ClampedSwiGLU):
+            return clamped_swiglu(gate, up, activation)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
@@ -172,6 +182,7 @@ class ReferenceOps:
                 group.mask(spec.window),
                 spec.scale * kv.key_scale,
                 spec.cap,
+                spec.sinks if kv.tokens.place == 0 else None,  # once, of ranks that share out tokens
             )
             out[group.rows] = found.transpose(1, 2) * kv.value_scale
             if found_lse is not None:
@@ -201,31 +212,47 @@ def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor, activation: ClampedSwiGLU) -> Tensor:
+    """See `ClampedSwiGLU`."""
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return gate * torch.sigmoid(gate * activation.alpha) * (up + 1)
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    if cap is None:
+    if cap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True), None
-    scores, v = _scores(q, k, v, mask, scale, cap)
-    return scores.softmax(dim=-1).to(q.dtype) @ v, None
+    scores, v = _scores(q, k, v, mask, scale, cap, sinks)
+    return _weights(scores, k).to(q.dtype) @ v, None
 
 
 def attend_part(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """With the log-sum-exp of scores [sequences, heads, queries]. A query may see nothing: zeros, and -inf."""
-    scores, v = _scores(q, k, v, mask, scale, cap)
-    return scores.softmax(dim=-1).nan_to_num(0.0).to(q.dtype) @ v, scores.logsumexp(dim=-1)
+    scores, v = _scores(q, k, v, mask, scale, cap, sinks)
+    return _weights(scores, k).nan_to_num(0.0).to(q.dtype) @ v, scores.logsumexp(dim=-1)
 
 
-def _scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None) -> tuple[Tensor, Tensor]:
-    """Scores in float32, -inf where they are masked, and values of each head of queries."""
+def _weights(scores: Tensor, k: Tensor) -> Tensor:
+    """The keys' shares of the softmax."""
+    return scores.softmax(dim=-1)[..., : k.shape[2]]
+
+
+def _scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores in float32, -inf where they are masked, behind them the head's sink; values of each head of queries."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(2, 3)).float() * scale
     if cap is not None:
         scores = torch.tanh(scores / cap) * cap
-    return scores.masked_fill(~mask, -torch.inf), v
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)), dim=-1)
+    return scores, v
 
 
 def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

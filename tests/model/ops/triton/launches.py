@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from penstock.model.loading import load_model
-from penstock.model.ops import KVShape, Norm, Stream
+from penstock.model.ops import ExpertWeights, KVShape, Norm, Stream
 from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton import TritonKV, TritonOps
 from penstock.model.ops.triton.attention.kv_copy import as_words, copy_between, gather_blocks, scatter_blocks
@@ -57,7 +57,7 @@ def tables(name: str) -> None:
 
 def experts(name: str, dtype: torch.dtype = HALF) -> None:
     keep = FORMATS[name]
-    pairs = [(keep(torch.randn(512, 256)), keep(torch.randn(256, 256))) for _ in range(8)]
+    pairs = [ExpertWeights(keep(torch.randn(512, 256)), keep(torch.randn(256, 256))) for _ in range(8)]
     ops = TritonOps("cpu", dtype)
     made = ops.experts(8, iter(pairs))
     for tokens in (1, 12, 40, 400):

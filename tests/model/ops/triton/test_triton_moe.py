@@ -3,7 +3,7 @@ GPU, interpreted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from penstock.core.errors import ModelCorrupt
 from penstock.core.expert_placement import balanced_placement
 from penstock.model.batch import Batch
 from penstock.model.expert_layers import places_of
+from penstock.model.ops import ExpertWeights
 from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
@@ -73,8 +74,12 @@ def choices(tokens: int, count: int, per_token: int, spread: Spread) -> tuple[Te
     return ids.to(DEVICE), torch.rand(tokens, per_token, generator=dice).to(DEVICE)
 
 
+def each_of(pairs: Sequence[tuple[Weight, Weight]]) -> Iterator[ExpertWeights]:
+    return (ExpertWeights(*pair) for pair in pairs)
+
+
 def expected(pairs: Sequence[tuple[Weight, Weight]], x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-    wide = [(plain(gate_up).float(), plain(down).float()) for gate_up, down in pairs]
+    wide = [ExpertWeights(plain(gate_up).float(), plain(down).float()) for gate_up, down in pairs]
     return HostExperts.of(ReferenceOps(DEVICE), wide)(x.float(), ids.long(), shares)
 
 
@@ -95,7 +100,7 @@ def check(
     spread: Spread,
     tolerance: float | None = None,
 ) -> None:
-    ours, hidden = TritonOps(DEVICE, dtype).experts(len(pairs), iter(pairs)), pairs[0][0].shape[1]
+    ours, hidden = TritonOps(DEVICE, dtype).experts(len(pairs), each_of(pairs)), pairs[0][0].shape[1]
     x, (ids, shares) = rows_of(tokens, hidden, dtype), choices(tokens, len(pairs), per_token, spread)
     assert error(ours(x, ids, shares), expected(pairs, x, ids, shares)) < (tolerance or TOLERANCES[dtype])
 
@@ -140,7 +145,7 @@ def test_each_row_gets_the_sum_of_its_own_experts(dtype: torch.dtype, choice: tu
 def test_experts_that_are_elsewhere_add_nothing(dtype: torch.dtype, tokens: int) -> None:
     """Of six, this rank has the middle three; some tokens have chosen none of them."""
     pairs, here = weights_of(6, 64, 48), range(2, 5)
-    ours = TritonOps(DEVICE, dtype).experts(3, iter(pairs[2:5]), is_part=True)
+    ours = TritonOps(DEVICE, dtype).experts(3, each_of(pairs[2:5]), is_part=True)
     x, (ids, shares) = rows_of(tokens, 64, dtype), choices(tokens, 6, 2, "even")
     is_here = (ids >= here.start) & (ids < here.stop)
     found = ours(x, torch.where(is_here, ids - here.start, -1), shares * is_here)
@@ -234,10 +239,11 @@ def on_device(pairs: list[tuple[Stored, Stored]]) -> list[tuple[Stored, Stored]]
 
 def test_formats_are_kept_as_they_are() -> None:
     ops = TritonOps(DEVICE, torch.float16)
-    small = ops.experts(4, integers(4, 128, "zeros"))
+    small = ops.experts(4, each_of(integers(4, 128, "zeros")))
     assert isinstance(small, GroupedExperts)
     assert isinstance(small.gate_up, PackedStack)
-    by_row = ops.experts(6, on_device([(per_channel(up), per_channel(down)) for up, down in weights_of(6, 64, 48)]))
+    rows = on_device([(per_channel(up), per_channel(down)) for up, down in weights_of(6, 64, 48)])
+    by_row = ops.experts(6, each_of(rows))
     assert isinstance(by_row, GroupedExperts)
     assert isinstance(by_row.down, Stack)
     assert by_row.down.values.dtype is torch.int8
@@ -247,13 +253,13 @@ def test_experts_of_two_formats_are_refused() -> None:
     first, second = weights_of(2, 64, 48)
     mixed: list[tuple[Weight, Weight]] = [first, *on_device([(per_channel(second[0]), per_channel(second[1]))])]
     with pytest.raises(ModelCorrupt, match="expert 1"):
-        TritonOps(DEVICE, torch.float16).experts(2, mixed)
+        TritonOps(DEVICE, torch.float16).experts(2, each_of(mixed))
 
 
 @pytest.mark.parametrize("tokens", matrix([5, 40], [slow(5), slow(40)]))
 def test_a_row_does_not_depend_on_those_beside_it(tokens: int) -> None:
     """In a batch of the same size: what is beside it is somebody else's."""
-    ours = TritonOps(DEVICE, HALF).experts(6, weights_of(6, 64, 48))
+    ours = TritonOps(DEVICE, HALF).experts(6, each_of(weights_of(6, 64, 48)))
     x, (ids, shares) = rows_of(tokens, 64, HALF), choices(tokens, 6, 2, "ragged")
     before = ours(x, ids, shares)
     others, (other_ids, _) = rows_of(tokens + 1, 64, HALF)[:tokens], choices(tokens, 6, 2, "even")
@@ -313,11 +319,11 @@ def test_another_expert_takes_a_slot(name: Quant) -> None:
     """At the same addresses: a captured graph goes on with it."""
     wide = [(gate_up.to(DEVICE), down.to(DEVICE)) for gate_up, down in weights_of(4, 128, 128)]
     pairs = [(to_quant(name, gate_up), to_quant(name, down)) for gate_up, down in wide]
-    ours = TritonOps(DEVICE, HALF).experts(4, iter(pairs[:2]))
+    ours = TritonOps(DEVICE, HALF).experts(4, each_of(pairs[:2]))
     assert isinstance(ours, GroupedExperts)
     before = ours.gate_up.values.data_ptr()
     x, (ids, shares) = rows_of(3, 128, HALF), choices(3, 2, 2, "even")
-    ours.put(1, *pairs[3])
+    ours.put(1, ExpertWeights(*pairs[3]))
     assert ours.gate_up.values.data_ptr() == before
     placed = [pairs[0], pairs[3]]
     assert error(ours(x, ids, shares), expected(placed, x, ids, shares)) < TOLERANCES[HALF]
@@ -348,7 +354,7 @@ def test_every_pair_is_in_one_block_of_its_expert(rows: int, spread: Spread) -> 
 @pytest.mark.parametrize("tokens", [1, 16, 24, 300])
 def test_a_captured_graph_serves_any_choice(tokens: int) -> None:
     pairs = weights_of(8, 64, 48)
-    ours, x = TritonOps(DEVICE, torch.bfloat16).experts(8, pairs), rows_of(tokens, 64, torch.bfloat16)
+    ours, x = TritonOps(DEVICE, torch.bfloat16).experts(8, each_of(pairs)), rows_of(tokens, 64, torch.bfloat16)
     ids, shares = choices(tokens, 8, 2, "one")
     ours(x, ids, shares)
     torch.cuda.synchronize()
@@ -384,7 +390,7 @@ def test_a_row_of_nan_is_its_own_affair(tokens: int) -> None:
     assert int(ids.min()) >= 0
     assert int(ids.max()) < 6
     pairs, x = weights_of(6, 64, 48), rows_of(tokens, 64, HALF)
-    found = TritonOps(DEVICE, HALF).experts(6, iter(pairs))(x, ids, shares)
+    found = TritonOps(DEVICE, HALF).experts(6, each_of(pairs))(x, ids, shares)
     others = torch.arange(tokens, device=DEVICE) != 1
     assert found[1].isnan().all()
     assert error(found[others], expected(pairs, x[others], ids[others], shares[others])) < TOLERANCES[HALF]

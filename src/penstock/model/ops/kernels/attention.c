@@ -166,6 +166,18 @@ static void merge_shared(const struct call *c, const struct item *item, int span
     merge(c, item->rows, into, shared_result(c, item->kv_head, row));
 }
 
+/* A sink is one score more, and has no value: the sums stay, and what they are divided by grows. */
+static void add_sink(struct partial *row, float *sums, float sink, int n)
+{
+    if (sink > row->max) {
+        float keep = row->max == -INFINITY ? 0.0f : expf(row->max - sink);
+        for (int i = 0; i < n; i++) sums[i] = keep ? sums[i] * keep : 0.0f;
+        row->sum = keep ? row->sum * keep : 0.0f;
+        row->max = sink;
+    }
+    row->sum += expf(sink - row->max);
+}
+
 static void write_result(const struct call *c, const struct item *item, struct result result)
 {
     const struct layer *l = c->layer;
@@ -173,7 +185,9 @@ static void write_result(const struct call *c, const struct item *item, struct r
     for (int r = 0; r < item->rows; r++) {
         int row = item->row + r, token = c->batch->query_starts[item->sequence] + row / c->group;
         int head = item->kv_head * c->group + row % c->group;
-        float *sums = result.sums + r * n, max = result.rows[r].max, scale = 1.0f / result.rows[r].sum;
+        float *sums = result.sums + r * n;
+        if (l->sinks) add_sink(result.rows + r, sums, l->sinks[head], n);
+        float max = result.rows[r].max, scale = 1.0f / result.rows[r].sum;
         float *out = c->out + ((size_t)(head / l->heads) * c->batch->tokens + token) * c->out_width;
         head %= l->heads;
         if (c->writes_lse) out[l->heads * l->dim + head] = max == -INFINITY ? max : max + logf(result.rows[r].sum);

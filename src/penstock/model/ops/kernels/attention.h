@@ -15,6 +15,7 @@ struct layer {
     char *values; /* [blocks][kv_heads][dim / 16] panels: columns are dimensions, k are positions */
     const float *cos, *sin; /* [context, dim / 2] */
     const float *q_norm, *k_norm; /* [dim], or NULL */
+    const float *sinks; /* [heads of all ranks that share out a sequence]: scores beside the keys', without a value; or NULL */
     int32_t arithmetic, block_size, heads, kv_heads, dim;
     int32_t window; /* 0: all */
     float scale, norm_eps;

@@ -14,6 +14,7 @@ struct experts {
     const int32_t *rows; /* the rows that chose it */
     const float *weights; /* and what they weigh it by */
     int32_t count, hidden;
+    float alpha, limit; /* as struct source's */
 };
 
 static void gather(float *to, const float *x, const int32_t *rows, int m, int n)
@@ -46,7 +47,8 @@ void experts_run(struct pool *pool, const struct experts *e, const float *x, flo
         if (!m) continue;
         gather(mine, x, e->rows + start, m, n);
         linear_run(pool, e->linears[2 * i], &(struct source){.x = mine}, gate_up, m);
-        linear_run(pool, e->linears[2 * i + 1], &(struct source){.x = gate_up, .gated = 1}, found, m);
+        struct source gated = {.x = gate_up, .gated = 1, .alpha = e->alpha, .limit = e->limit};
+        linear_run(pool, e->linears[2 * i + 1], &gated, found, m);
         add_weighed(out, found, e->rows + start, e->weights + start, m, n);
     }
 }

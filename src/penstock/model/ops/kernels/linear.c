@@ -113,7 +113,9 @@ static const float *make_row(const struct conversion *c, int row, float *made)
     int k = c->linear->k;
     size_t at = (size_t)row * k;
     const float *floats = made;
-    if (from->gated) silu_row(from->x + 2 * at, from->x + 2 * at + k, made, k);
+    const float *halves = from->x + 2 * at;
+    if (from->gated && from->limit) clamped_swiglu_row(halves, halves + k, made, k, from->alpha, from->limit);
+    else if (from->gated) silu_row(halves, halves + k, made, k);
     else if (from->norm) norm_row(from->x + at, from->residual ? from->residual + at : NULL, from->norm, made, k, from->eps);
     else floats = from->x + at;
     const int32_t *order = c->linear->order;

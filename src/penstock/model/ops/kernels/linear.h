@@ -23,6 +23,7 @@ struct source {
     const float *norm; /* [k]: RMSNorm's weight; or NULL */
     float eps;
     int gated; /* gate first */
+    float alpha, limit; /* of gpt-oss's gate; a limit of 0: it is SiLU */
 };
 
 /* Memory that somebody reads next, to be fetched by products that are too busy computing to need all of its bandwidth. */

@@ -19,6 +19,7 @@ struct rows {
     float eps; /* of a norm; or the cap */
     int m, n, rows_per_chunk;
     void (*gate)(const float *gate, const float *up, float *out, int n);
+    float alpha, limit; /* of a clamped gate */
 };
 
 static void run_rows(struct pool *pool, struct rows *j, task run)
@@ -95,6 +96,19 @@ static void gelu_row(const float *gate, const float *up, float *out, int n)
     for (; i < n; i++) out[i] = gate[i] / (1.0f + expf(gate[i] * (a + b * gate[i] * gate[i]))) * up[i];
 }
 
+void clamped_swiglu_row(const float *gate, const float *up, float *out, int n, float alpha, float limit)
+{
+    int i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf g = vmin(load(gate + i), splat(limit)), u = vmax(vmin(load(up + i), splat(limit)), splat(-limit));
+        store(out + i, g / (1.0f + vexp(g * -alpha)) * (u + 1.0f));
+    }
+    for (; i < n; i++) {
+        float g = fminf(gate[i], limit), u = fmaxf(fminf(up[i], limit), -limit);
+        out[i] = g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+    }
+}
+
 static void gate_chunk(void *argument, int chunk, int thread)
 {
     (void)thread;
@@ -117,6 +131,23 @@ void gelu_mul(struct pool *pool, const float *x, float *out, int m, int n)
 {
     struct rows j = {.x = x, .out = out, .m = m, .n = n, .gate = gelu_row};
     run_rows(pool, &j, gate_chunk);
+}
+
+static void clamped_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct rows *j = argument;
+    for (int r = chunk * j->rows_per_chunk; r < end_of(j, chunk); r++) {
+        const float *gate = j->x + (size_t)r * 2 * j->n;
+        clamped_swiglu_row(gate, gate + j->n, j->out + (size_t)r * j->n, j->n, j->alpha, j->limit);
+    }
+}
+
+/* [m, 2n], gate first -> gpt-oss's gate, [m, n] */
+void clamped_swiglu(struct pool *pool, const float *x, float *out, int m, int n, float alpha, float limit)
+{
+    struct rows j = {.x = x, .out = out, .m = m, .n = n, .alpha = alpha, .limit = limit};
+    run_rows(pool, &j, clamped_chunk);
 }
 
 void cap_row(float *x, int n, float cap)

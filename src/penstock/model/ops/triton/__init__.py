@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
-    Activation,
     AttentionSpec,
     ExpertLinears,
+    ExpertWeights,
     KVShape,
     Layer,
     LayerKV,
@@ -103,10 +104,19 @@ class TritonOps:
         stored = self._table(table)
         return self._lookup(stored), stored
 
-    def experts(self, count: int, pairs: Iterable[tuple[Weight, Weight]], *, is_part: bool = False) -> ExpertLinears:
+    def experts(
+        self,
+        count: int,
+        weights: Iterable[ExpertWeights],
+        *,
+        is_part: bool = False,
+        activation: Activation = "silu",
+    ) -> ExpertLinears:
+        if activation != "silu":
+            raise ModelUnsupported("experts with a clamped SwiGLU run on a CPU only")
         integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
         keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
-        stacks = experts.stacked(pairs, count, self.weight_dtype, self.device, keeps)
+        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps)
         return replace(stacks, is_part=is_part)
 
     def route(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
+from penstock.model.ops import ExpertWeights
 from penstock.model.ops.triton.common.device import capability
 from penstock.model.ops.triton.common.rowwise import silu_mul
 from penstock.model.ops.triton.common.tiling import Tiling
@@ -31,9 +32,6 @@ from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
 
-Pairs = Iterable[tuple[Weight, Weight]]  # gate_up and down of each
-
-
 ALONE = 4  # times as many experts as pairs: then each token sums up its own
 LONG = 4096  # columns: more are shared by more warps
 MANY = 256  # rows an expert: of long ones torch's product of groups is faster then, though rows are gathered for it
@@ -46,10 +44,10 @@ class GroupedExperts:
     pack: Callable[[Weight], Stack | PackedStack]  # a stack of one expert
     is_part: bool = False  # other ranks have more of the layer's experts: some pairs are elsewhere
 
-    def put(self, slot: int, gate_up: Weight, down: Weight) -> None:
+    def put(self, slot: int, expert: ExpertWeights) -> None:
         """See `ExpertLinears.put`."""
-        _put(self.pack(gate_up), self.gate_up, slot)
-        _put(self.pack(down), self.down, slot)
+        _put(self.pack(expert.gate_up), self.gate_up, slot)
+        _put(self.pack(expert.down), self.down, slot)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         dtype, (count, mean) = x.dtype, self._load(ids)
@@ -181,14 +179,14 @@ def many_words_tiling(weight: PackedStack, rows: int) -> Tiling:
 
 
 def stacked(
-    pairs: Pairs, count: int, dtype: torch.dtype, device: torch.device, keeps: tuple[type, ...]
+    weights: Iterable[ExpertWeights], count: int, dtype: torch.dtype, device: torch.device, keeps: tuple[type, ...]
 ) -> GroupedExperts:
     """`keeps`: the formats that the device multiplies as they are. Others are widened to `dtype`, and take more memory.
     Experts come one by one, and each is packed and put in its place before the next."""
     stacks: list[Stack | PackedStack] = []
     pack = partial(_stack_of_one, dtype=dtype, keeps=keeps)
-    for expert, pair in enumerate(pairs):
-        for side, weight in enumerate(pair):
+    for expert, each in enumerate(weights):
+        for side, weight in enumerate((each.gate_up, each.down)):
             one = pack(weight)
             if len(stacks) == side:
                 stacks.append(_mapped(one, lambda tensor: tensor.new_empty(count, *tensor.shape[1:], device=device)))
