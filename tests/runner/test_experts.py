@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.expert_load import ExpertLoad, LayerLoad
 from penstock.core.expert_placement import ExpertPlacement, ExpertSharing
 from penstock.model.expert_layers import ExpertLayers
+from penstock.model.ops import ExpertWeights
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.shard import Shard
 from penstock.runner.experts import RankExperts, read_expert_counts
@@ -21,7 +22,7 @@ def two_ranks() -> tuple[ExpertLayers, RankExperts, list[str]]:
     """The first of two ranks that share four experts, with a copy of two of them, in layer 1 of 2."""
     ops, moved = ReferenceOps(), list[str]()
     layers = ExpertLayers.of(ops, Shard(0, 2), 2, 4, ExpertSharing(1))
-    layers.load(1, ops, lambda expert: (torch.zeros(8, 4), torch.zeros(4, 4)))
+    layers.load(1, ops, lambda expert: ExpertWeights(torch.zeros(8, 4), torch.zeros(4, 4)))
     layers.counts[1] += 100  # by a rehearsal
     return layers, RankExperts(layers, lambda: moved.append("weights")), moved
 
@@ -49,7 +50,7 @@ def test_a_layer_of_another_stage_is_not_its_business() -> None:
 def test_a_rank_alone_has_no_experts_to_move() -> None:
     ops = ReferenceOps()
     layers = ExpertLayers.of(ops, Shard(), 1, 2, ExpertSharing(0))
-    layers.load(0, ops, lambda expert: (torch.zeros(8, 4), torch.zeros(4, 4)))
+    layers.load(0, ops, lambda expert: ExpertWeights(torch.zeros(8, 4), torch.zeros(4, 4)))
     experts = RankExperts(layers)
     layers.counts[0, :, 0] += torch.tensor([3, 4])
     assert experts.redundant is None

@@ -37,6 +37,7 @@ TOPICS = {  # of `serve --help`, in its order
         "engine.dtype",
         "engine.threads",
         "engine.chunk_tokens",
+        "engine.max_image_tokens",
         "engine.pooling",
         "engine.load",
         "engine.parkable",

@@ -174,18 +174,19 @@ def test_prompts_go_where_their_prefix_is_held() -> None:
             assert request.forward().status == 200
 
 
-def test_a_request_counts_at_its_replica_from_the_pick_until_it_is_over(
-    epp: Picking, two_replicas: list[Replica]
-) -> None:
-    request = epp.envoy.ask(asked())
-    where, other = request.endpoints
-    assert epp.num_in_flight() == {where: 1, other: 0}
-    second = epp.envoy.ask(asked())
-    assert epp.num_in_flight() == {where: 1, other: 1}  # the next one goes where less is to do
-    request.cancel()
-    eventually(epp.num_in_flight, lambda found: found == {where: 0, other: 1})
-    second.forward()
-    eventually(epp.gateway.is_idle)
+def test_a_request_counts_at_its_replica_from_the_pick_until_it_is_over(two_replicas: list[Replica]) -> None:
+    with picking(*two_replicas) as epp:
+        epp.gateway.call(lambda: epp.app.admission.router.configure(RoutingSettings("least_connections"), {}))
+        eventually(epp.is_quiet)
+        request = epp.envoy.ask(asked())
+        where, other = request.endpoints
+        assert epp.num_in_flight() == {where: 1, other: 0}
+        second = epp.envoy.ask(asked())
+        assert epp.num_in_flight() == {where: 1, other: 1}  # the next one goes where less is to do
+        request.cancel()
+        eventually(epp.num_in_flight, lambda found: found == {where: 0, other: 1})
+        second.forward()
+        eventually(epp.gateway.is_idle)
 
 
 def test_a_request_that_is_cancelled_in_the_middle_of_its_answer_is_over(epp: Picking) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -88,11 +88,18 @@ class S3Server(RemoteServer):
         self._place = place
 
     @contextmanager
-    def get(self, url: str, headers: dict[str, str] | None = None, *, method: str = "GET") -> Iterator[httpx2.Response]:
+    def get(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "GET",
+        expected: Collection[int] = (),
+    ) -> Iterator[httpx2.Response]:
         path, _, query = url.removeprefix(self._place.origin).partition("?")
         signed = self._place.signed(method, path, query=query)
         with self.client.stream(method, url, headers=(headers or {}) | signed) as response:
-            if response.status_code not in (200, 206, *PASSING):
+            if response.status_code not in (200, 206, *PASSING, *expected):
                 raise self._refusal(url, response)
             yield response
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,14 +138,19 @@ class RemoteSource(ABC):
 
 class RemoteServer(ABC):
     """Requests with what opens the server. Another answer than 200 and 206 is an error in words, unless another try
-    may get another."""
+    may get another, or it is one of `expected`."""
 
     def __init__(self, client: httpx2.Client) -> None:
         self.client = client
 
     @abstractmethod
     def get(
-        self, url: str, headers: dict[str, str] | None = None, *, method: str = "GET"
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "GET",
+        expected: Collection[int] = (),
     ) -> contextlib.AbstractContextManager[httpx2.Response]: ...
 
 

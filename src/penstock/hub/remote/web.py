@@ -7,10 +7,12 @@ environment.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
+
+from msgspec import structs
 
 from penstock.core.errors import ModelMissing, ModelUnsupported
 from penstock.hub.hf_download import WANTED
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 PREFIXES = ("http://", "https://")
 _FRAGMENT = re.compile(r"sha256=([0-9a-f]{64})", re.IGNORECASE)
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+_FIRST_BYTE = {"Range": "bytes=0-0"}  # asks for what a server tells of a file: links that are signed allow no HEAD
 _ABSENT = (403, 404, 410)  # stores that do not list answer 403 for what is not there
 
 
@@ -47,7 +50,7 @@ class WebSource(RemoteSource):
     def _listing(self, server: RemoteServer) -> list[RemoteFile]:
         if self.is_file:
             name = urlsplit(self.spec).path.rpartition("/")[2]
-            return [self._probed(server, name, self.spec.partition("#")[0], digest=self._digest)]
+            return [structs.replace(self._probed(server, name, self.spec.partition("#")[0]), digest=self._digest)]
         files = [self._config(server)]
         if (index := self._sought(server, INDEX)) is not None:
             names = shards(read_document(server, index))
@@ -70,46 +73,51 @@ class WebSource(RemoteSource):
 
     def _sought(self, server: RemoteServer, name: str) -> RemoteFile | None:
         """None: there is no such file."""
-        try:
-            return self._probed(server, name, self._url(name))
-        except FileAbsent:
-            return None
+        url = self._url(name)
+        with server.get(url, _FIRST_BYTE, expected=_ABSENT) as response:
+            return None if response.status_code in _ABSENT else _told(response, name, url)
 
     def _url(self, name: str) -> str:
         parts = urlsplit(self.spec)
         return urljoin(parts._replace(path=f"{parts.path.rstrip('/')}/").geturl(), f"{name}?{parts.query}".rstrip("?"))
 
-    def _probed(self, server: RemoteServer, name: str, url: str, *, digest: str | None = None) -> RemoteFile:
-        """What the server tells of a file when it is asked for the first byte: links that are signed allow no HEAD."""
-        with server.get(url, {"Range": "bytes=0-0"}) as response:
-            if response.status_code in PASSING:
-                raise TryAgain(f"the server answers {response.status_code}")
-            ranged = _TOTAL.fullmatch(response.headers.get("content-range", ""))
-            told = ranged[1] if ranged is not None else response.headers.get("content-length", "")
-            if not told.isdecimal():
-                raise ModelUnsupported(f"{shown(url)} has no size: the server does not tell it")
-            return RemoteFile(
-                name=name,
-                url=url,
-                num_bytes=int(told),
-                version=version_of(response),
-                takes_ranges=response.status_code == 206,
-                digest=digest,
-            )
+    def _probed(self, server: RemoteServer, name: str, url: str) -> RemoteFile:
+        with server.get(url, _FIRST_BYTE) as response:
+            return _told(response, name, url)
 
 
-class FileAbsent(ModelMissing):
-    """The server has no such file, or does not show it."""
+def _told(response: httpx2.Response, name: str, url: str) -> RemoteFile:
+    """What the server tells of a file."""
+    if response.status_code in PASSING:
+        raise TryAgain(f"the server answers {response.status_code}")
+    ranged = _TOTAL.fullmatch(response.headers.get("content-range", ""))
+    told = ranged[1] if ranged is not None else response.headers.get("content-length", "")
+    if not told.isdecimal():
+        raise ModelUnsupported(f"{shown(url)} has no size: the server does not tell it")
+    return RemoteFile(
+        name=name,
+        url=url,
+        num_bytes=int(told),
+        version=version_of(response),
+        takes_ranges=response.status_code == 206,
+    )
 
 
 class WebServer(RemoteServer):
     @contextmanager
-    def get(self, url: str, headers: dict[str, str] | None = None, *, method: str = "GET") -> Iterator[httpx2.Response]:
+    def get(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        *,
+        method: str = "GET",
+        expected: Collection[int] = (),
+    ) -> Iterator[httpx2.Response]:
         with self.client.stream(method, url, headers=headers, follow_redirects=True) as response:
             if url.startswith("https:") and response.url.scheme != "https":
                 raise ModelMissing(f"{shown(url)} leads to {shown(str(response.url))}, which is not encrypted")
             status = response.status_code
-            if status not in (200, 206, *PASSING) and not _is_empty(response):
+            if status not in (200, 206, *PASSING, *expected) and not _is_empty(response):
                 raise _refusal(url, status)
             yield response
 
@@ -123,5 +131,5 @@ def _refusal(url: str, status: int) -> ModelMissing:
     if status == 401:
         return ModelMissing(f"{shown(url)} needs a name and a password: put them into ~/.netrc")
     if status in _ABSENT:
-        return FileAbsent(f"{shown(url)} is not there, or not for us: the server answers {status}")
+        return ModelMissing(f"{shown(url)} is not there, or not for us: the server answers {status}")
     return ModelMissing(f"the server answers {status} for {shown(url)}")
