@@ -12,7 +12,7 @@ from penstock.cli.listening import listening_socket
 from penstock.console.at_gateway import ConsoleAtGateway
 from penstock.console.feed import Feed
 from penstock.core.errors import PenstockError
-from penstock.gateway.admin.api import AdminApi
+from penstock.gateway.admin.api import AdminApi, is_administration
 from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.monitor import watch_views
 from penstock.gateway.admin.resources import MAX_BODY_BYTES
@@ -31,7 +31,6 @@ from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.store import open_store
 
 _GOODBYE_S = 1.0
-_ADMIN = b"/admin/v1/"
 
 
 @asynccontextmanager
@@ -99,13 +98,13 @@ class _Gate:
         self._gateway = gateway
 
     def body_owner(self, head: Request) -> str | None:
-        if not head.path.startswith(_ADMIN):
+        if not is_administration(head.path):
             return self._gateway.body_owner(head)
         self._guard.check(head)
         return "-"  # no tenant's name
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
-        if exchange.request.path.startswith(_ADMIN):
+        if is_administration(exchange.request.path):
             exchange.refuse(error)
         else:
             self._gateway.turn_away(exchange, error)
@@ -125,7 +124,7 @@ def _apart(api: AdminApi, console: ConsoleAtGateway, gateway: Gateway, exchange:
     target = exchange.request.target
     if ConsoleAtGateway.owns(target):
         console(exchange)
-    elif target.startswith(b"/v1/"):
+    elif target.startswith(b"/v1/") and not AdminApi.owns(target):
         gateway(exchange)
     else:
         api(exchange)

@@ -35,7 +35,11 @@ GROUPS = {
     ),
     "models": (
         Command("pull", "pull", "fetch a model into the cache"),
-        Command("models", "models", "the models on this machine's disk: list, fetch, remove, pin, verify"),
+        Command(
+            "models",
+            "models",
+            "models on this machine's disk: list, fetch, remove, pin, verify; in a server's device: load, unload, park",
+        ),
         Command("convert", "convert", "write a model in another format"),
         Command("quantize", "quantize", "make a model small, and report what it saves and costs"),
         Command("watermark", "watermark", "mark what is generated, and find the marks again"),

@@ -1,4 +1,4 @@
-"""`penstock models`: the weights cache of this machine."""
+"""`penstock models`: the weights cache of this machine, and models in and out of a server's device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.model_orders import add_order_flags, add_server_flags, list_at, pin_at, run_order
 from penstock.cli.store_flags import print_json, show_time
 
 if TYPE_CHECKING:
@@ -27,11 +28,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             "models", nargs="+", metavar="MODEL", help="an alias, hf:org/name, or an https: or s3: URL"
         )
     verify.add_argument("models", nargs="*", metavar="MODEL", help="(default: all that are there)")
-    for command in (listing, pull, remove, pin, unpin, verify):
+    for command in (listing, pin, unpin):
+        add_server_flags(command, needed=False)
+    orders = {
+        "load": "have a server load a model into its device",
+        "unload": "have a server unload a model, and not load it again before `load`",
+        "park": "have a server give a model's memory back; it is awake again sooner than it would be loaded",
+        "warm-up": "have a server load a model and compute a token with it",
+    }
+    ordering = {verb: verbs.add_parser(verb, help=text) for verb, text in orders.items()}
+    for verb, command in ordering.items():
+        add_order_flags(command, verb)
+    for command in (listing, pull, remove, pin, unpin, verify, *ordering.values()):
         command.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    match arguments.verb:
+        case "load" | "unload" | "park" | "warm-up":
+            run_order(arguments)
+            return
+        case "list" if arguments.server is not None:
+            list_at(arguments)
+            return
+        case "pin" | "unpin" if arguments.server is not None:
+            pin_at(arguments)
+            return
     from penstock.hub.sources import weights_cache
 
     cache = weights_cache()

@@ -26,11 +26,12 @@ from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.core.config import build, within
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.residency import Wish
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.slo import Slo
 from penstock.engine_process.spawn import TemplateProcess
 from penstock.fleet.residency.memory_plan import ModelNeeds, beside, gib, refusal
-from penstock.fleet.residency.policy import Rules, Wish
+from penstock.fleet.residency.policy import Rules
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings

@@ -81,7 +81,7 @@ class ModelOrder(Struct, frozen=True, omit_defaults=True):
     """An operator's word about a model that shares its device with others."""
 
     model: str
-    wish: str = ""  # load, unload, park or warm-up; empty: as its requests need it
+    wish: str = ""  # a `core.residency.Wish`; empty: as its requests need it
     pinned: bool = False  # it is loaded, and stays
     at: float = 0.0  # seconds since 1970
     by: str = ""
@@ -90,7 +90,7 @@ class ModelOrder(Struct, frozen=True, omit_defaults=True):
 class ModelResidency(Struct, frozen=True, omit_defaults=True):
     """A model that shares its device with others, as its controller last left it."""
 
-    state: str  # unloaded, loading, loaded, draining, leaving, parked or waking
+    state: str  # a `core.residency.Residence`
     pinned: bool = False
     wish: str = ""  # the order that is not done yet, as in `ModelOrder`
     reason: str = ""  # of its last change, or why it waits
@@ -105,6 +105,8 @@ class ModelResidency(Struct, frozen=True, omit_defaults=True):
     device_bytes: int = 0  # for all models together
     loaded_at: float | None = None  # seconds since 1970
     used_at: float | None = None
+    in_flight: int = 0  # requests at it, of all gateways
+    waiting: int = 0  # requests that are held for it
     loads: int = 0
     unloads: int = 0
     min_residence_s: float = 0.0

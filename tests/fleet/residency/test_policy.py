@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.fleet.residency.policy import Residence, Rules, Wish
+from penstock.core.residency import Residence, Wish
+from penstock.fleet.residency.policy import Rules
 from tests.fleet.residency.world import GIB, World, needs
 
 RULES = Rules(device_bytes=20 * GIB, min_residence_s=30.0)

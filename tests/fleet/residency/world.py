@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.core.residency import Residence, Wish
 from penstock.fleet.residency.memory_plan import ModelNeeds
-from penstock.fleet.residency.policy import Aim, ModelView, Residence, Rules, Wish, decide
+from penstock.fleet.residency.policy import Aim, ModelView, Rules, decide
 
 LOAD_S, LEAVE_S = 3.0, 2.0
 GIB = 1 << 30

@@ -1,43 +1,23 @@
 """Which models are loaded: from what is seen of them to what each is to be, once a second. Pure: time is an argument.
 
-A model is wanted when requests wait for it, or an operator asked for it, or it is pinned. One that is wanted and not
-loaded is loaded when its fixed memory and its floor are free. Where they are not, loaded models leave: parked ones
-first, then idle ones and then busy ones, those that were used longest ago before others. Never one that is pinned;
-never before it has been loaded for the minimum residence, so that models which need the device for themselves take
-turns instead of chasing each other out; and never in the middle of a stream, since a model that leaves takes no new
-requests and goes when its streams have ended.
+A model is wanted when requests wait for it, or an operator asked for it, or it is pinned, or it was loaded and its
+engine ended by itself. One that is wanted and not loaded is loaded when its fixed memory and its floor are free. Where
+they are not, loaded models leave: parked ones first, then idle ones and then busy ones, those that were used longest
+ago before others. Never one that is pinned; never before it has been loaded for the minimum residence, so that models
+which need the device for themselves take turns instead of chasing each other out; and never in the middle of a stream,
+since a model that leaves takes no new requests and goes when its streams have ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from penstock.core.residency import Residence, Wish
 from penstock.fleet.residency.memory_plan import ModelNeeds, kv_bytes_at_start, refusal
-
-
-class Residence(StrEnum):
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    DRAINING = "draining"  # takes no new requests; its streams go on
-    LEAVING = "leaving"  # parks, or ends
-    PARKED = "parked"
-    WAKING = "waking"
-
-
-class Wish(StrEnum):
-    """An operator's order for one model. A load, a warm-up and a park are over once they are done."""
-
-    NONE = ""  # as the requests need it
-    LOAD = "load"
-    UNLOAD = "unload"  # and is not loaded again before another order
-    PARK = "park"
-    WARM_UP = "warm-up"  # loaded, and a token computed
 
 
 class ModelView(Struct, frozen=True):
@@ -57,6 +37,7 @@ class ModelView(Struct, frozen=True):
     not_before: float = 0.0  # a load that failed is not tried again before
     wish: Wish = Wish.NONE
     pinned: bool = False
+    is_lost: bool = False  # its engine ended by itself, while it was loaded
 
 
 @dataclass(frozen=True)
@@ -125,7 +106,7 @@ class _Round:
         return self.now if view.waiting_since is None else view.waiting_since
 
     def _is_wanted(self, view: ModelView) -> bool:
-        is_asked_for = view.pinned or view.wish in (Wish.LOAD, Wish.WARM_UP)
+        is_asked_for = view.pinned or view.is_lost or view.wish in (Wish.LOAD, Wish.WARM_UP)
         return is_asked_for or (view.waiting > 0 and (self.rules.load_on_use or view.state is Residence.DRAINING))
 
     # -- room
@@ -187,6 +168,8 @@ class _Round:
     def _why(self, view: ModelView) -> str:
         if view.wish in (Wish.LOAD, Wish.WARM_UP):
             return "it was ordered"
+        if view.is_lost:
+            return "its engine had ended"
         return "it is pinned" if view.pinned else "a request waits for it"
 
     def _take(self, wanted: ModelView, lacking_bytes: int) -> float:

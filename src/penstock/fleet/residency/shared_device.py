@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.core.residency import Residence, Wish
 from penstock.core.settings import EngineSettings
 from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.observation import PoolObservation, ReplicaState, ReplicaView
 from penstock.fleet.residency.memory_plan import ModelNeeds, beside, refusal
-from penstock.fleet.residency.policy import Aim, ModelView, Residence, Rules, Wish, decide
+from penstock.fleet.residency.policy import Aim, ModelView, Rules, decide
 from penstock.tenancy.fleet import ModelOrder, ModelResidency
 
 _BLIND_S = 1.0  # a driver that does not list its replicas is asked again after so long
@@ -56,6 +57,9 @@ class _Model:
     arrivals: int = 0
     loads: int = 0
     unloads: int = 0
+    in_flight: int = 0
+    waiting: int = 0  # requests that are held for it
+    lost_at: float | None = None  # its engine ended by itself then, while it was loaded; None: it did not
     aim: Aim = field(default_factory=lambda: Aim(Residence.UNLOADED))
     why: str = ""  # of its last change
     held_bytes: int = 0
@@ -136,12 +140,24 @@ class SharedDevice:
         if model.state is Residence.LOADED and before not in (Residence.LOADED, Residence.DRAINING):
             model.loaded_at = now
             model.loads += 1
+        self._observe_loss(model, before, now)
         if model.state in (Residence.PARKED, Residence.UNLOADED) and before not in (model.state, Residence.UNLOADED):
             model.unloads += before is not Residence.PARKED
         if seen.arrivals != model.arrivals or demand.in_flight or demand.held:
             model.used_at = now
         model.arrivals = seen.arrivals
+        model.in_flight = max(demand.in_flight, replica.in_flight if replica is not None else 0)
+        model.waiting = demand.held
         model.held_bytes = self._held_bytes(model)
+
+    @staticmethod
+    def _observe_loss(model: _Model, before: Residence, now: float) -> None:
+        """One whose engine ended by itself is loaded again, as if it had been ordered."""
+        is_gone = model.state in (Residence.LEAVING, Residence.UNLOADED)
+        if model.state is Residence.LOADED or model.order.wish in (Wish.UNLOAD, Wish.PARK):
+            model.lost_at = None
+        elif is_gone and before is Residence.LOADED and model.aim.to is Residence.LOADED:
+            model.lost_at = now
 
     def _held_bytes(self, model: _Model) -> int:
         if model.state is Residence.UNLOADED:
@@ -152,8 +168,8 @@ class SharedDevice:
     def _view(self, model: _Model, seen: Seen, now: float) -> ModelView:
         demand, order, replica = seen.pool.demand, model.order, _current(seen.pool.replicas)
         since = now - demand.oldest_wait_s if demand.held else None
-        if order.wish in (Wish.LOAD, Wish.WARM_UP):
-            since = min(order.at, since) if since is not None else order.at
+        asked = [model.lost_at, order.at if order.wish in (Wish.LOAD, Wish.WARM_UP) else None, since]
+        since = min((at for at in asked if at is not None), default=None)
         parks = replica is not None and ReplicaState.PARKED in (replica.target, replica.state)
         return ModelView(
             model.needs.name,
@@ -163,13 +179,14 @@ class SharedDevice:
             model.used_at,
             Residence.PARKED if parks else Residence.UNLOADED,
             model.total_bytes if model.state is Residence.PARKED else 0,
-            max(demand.in_flight, replica.in_flight if replica is not None else 0),
-            demand.held,
+            model.in_flight,
+            model.waiting,
             since,
             model.replica in seen.parkable,
             max((offer.refused_until for offer in seen.pool.offers), default=now + _BLIND_S),
             Wish(order.wish),
             order.pinned,
+            model.lost_at is not None,
         )
 
     def _decision(self, model: _Model, pool: PoolObservation, aim: Aim, now: float) -> Decision:
@@ -235,6 +252,8 @@ class SharedDevice:
             device_bytes=self._rules.device_bytes,
             loaded_at=model.loaded_at if model.state is Residence.LOADED else None,
             used_at=model.used_at or None,
+            in_flight=model.in_flight,
+            waiting=model.waiting,
             loads=model.loads,
             unloads=model.unloads,
             min_residence_s=self._rules.min_residence_s,

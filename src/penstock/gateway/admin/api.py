@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,19 +17,20 @@ import msgspec
 from penstock.core.errors import ConfigError, InvalidValue, MethodNotAllowed, NotFound, Overloaded, PenstockError
 from penstock.gateway.admin.fleet import FLEET_RESOURCES
 from penstock.gateway.admin.guard import Guard
+from penstock.gateway.admin.models import MODEL_RESOURCES, PREFIX
 from penstock.gateway.admin.replicas import REPLICA_RESOURCES
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
 from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
 from penstock.gateway.monitor.state import GatewayState
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.http.exchange import Exchange
-from penstock.http.message import JSON, render
+from penstock.http.message import JSON, Request, render
 from penstock.observe.registry import CONTENT_TYPE
 from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")
 
-_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES | FLEET_RESOURCES
+_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES | FLEET_RESOURCES | MODEL_RESOURCES
 _MAX_PENDING = 64
 _TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
 _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers
@@ -67,15 +69,16 @@ class AdminApi:
 
     @staticmethod
     def owns(target: bytes) -> bool:
-        return target.startswith((b"/admin/", b"/metrics"))
+        return target.startswith((b"/admin/", b"/metrics", PREFIX))
 
     def __call__(self, exchange: Exchange) -> None:
         request = exchange.request
         if request.path == b"/metrics":
             self._metrics(exchange)
-        elif request.path.startswith(b"/admin/v1/"):
+        elif is_administration(request.path):
             admin = self._guard.check(request)
-            self._administer(exchange, AdminCall(request, "-" if admin is None else admin.name))
+            name = "-" if admin is None else admin.name
+            self._administer(exchange, AdminCall(request, name, self._in_flight(request)))
         elif request.path == b"/health":
             exchange.respond(200, JSON, b'{"status":"ok"}')
         else:
@@ -85,6 +88,14 @@ class AdminApi:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     # -- resources
+
+    def _in_flight(self, request: Request) -> Mapping[str, int]:
+        """By pool, for orders about models: the store's figures are of up to a second ago."""
+        found = Counter[str]()
+        if request.method == b"POST" and request.path.startswith(PREFIX):
+            for one in self._look().replicas:
+                found[one.model] += one.in_flight
+        return found
 
     def _administer(self, exchange: Exchange, call: AdminCall) -> None:
         if call.shape == ("reload",) and call.method == "POST" and self._reload is not None:
@@ -145,6 +156,11 @@ class AdminApi:
     def _render(self) -> bytes:
         text = self._recorder.render()
         return text if self._merge is None else self._merge(text)
+
+
+def is_administration(path: bytes) -> bool:
+    """Whether a request for this path is an admin's."""
+    return path.startswith(b"/admin/v1/") or path == PREFIX or path.startswith(PREFIX + b"/")
 
 
 def _respond(exchange: Exchange, answer: Answer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote
 
@@ -40,13 +40,15 @@ class RotationAsked(Struct, forbid_unknown_fields=True):
 
 
 class AdminCall:
-    """A request under /admin/v1: what is asked of which resource."""
+    """A request under /admin/v1 or /v1/penstock: what is asked of which resource."""
 
-    def __init__(self, request: Request, admin: str = "") -> None:
-        parts = unquote(request.path.decode(errors="replace")).strip("/").split("/")
+    def __init__(self, request: Request, admin: str = "", in_flight: Mapping[str, int] = {}) -> None:
+        """`in_flight`: requests of this gateway, by pool."""
+        parts = [unquote(part) for part in request.path.decode(errors="replace").strip("/").split("/")]
         self.method = request.method.decode(errors="replace")
         self.path = tuple(parts[2:])
         self.admin = admin  # who asks
+        self.in_flight = in_flight
         self._request = request
 
     @property
