@@ -294,7 +294,7 @@ class Controller:
         rounds = []
         for name, decision in device.decide(seen, self._orders, now).items():
             pool = self._pools[name]
-            pool.take_decision(decision, now)
+            pool.take_decision(decision)
             for action in decision.actions:
                 self._aim(pool, action, now)
             status = pool.status(decision, self._of_pool(pool), now, device.residency(name))

@@ -186,10 +186,10 @@ class Pool:
         self._counts.update(str(action.kind) for action in decision.actions)
         return decision
 
-    def take_decision(self, decision: Decision, now: float) -> None:
-        """A decision for several pools together, in place of `decide`."""
+    def take_decision(self, decision: Decision) -> None:
+        """A decision for several pools together, in place of `decide`. Models that take turns come and go: their steps
+        are no flapping."""
         self._reason = decision.reason or self._reason
-        self._steps.observe(decision.wanted, now)
         self._counts.update(str(action.kind) for action in decision.actions)
 
     @property
