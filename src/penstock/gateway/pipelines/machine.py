@@ -37,6 +37,7 @@ from penstock.gateway.pipelines.graph import (
 from penstock.gateway.pipelines.types import as_text, read_value
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_FIRST_ID = 1
 _NAMED = ("step '", "the pipeline: ")  # what errors begin with that say where they are from
 
 Values = Mapping[str, Any]
@@ -118,8 +119,13 @@ class Machine:
         self._todo: deque[Callable[[], None]] = deque()  # instead of calls in calls, which a long map would nest deeply
         self._attempts: dict[int, _Run] = {}  # that go on
         self._timers: dict[int, Callable[[], None]] = {}
-        self._next_id = 1
+        self._next_id = _FIRST_ID
         self._root = _Run(self, pipeline.root, {"input": values}, None, is_answer=True)
+
+    @property
+    def root_attempt(self) -> int:
+        """What the attempts at the outermost steps are inside of: the one at the whole."""
+        return _FIRST_ID
 
     # -- in
 

@@ -40,6 +40,7 @@ from penstock.gateway.pipelines.graph import (
     PythonLimits,
     Step,
     Task,
+    TensorInput,
 )
 from penstock.gateway.pipelines.template import Template, parse
 from penstock.gateway.pipelines.types import Type, read_value, type_of_schema
@@ -75,9 +76,18 @@ class _Common:
 
 
 @dataclass(frozen=True)
+class _TensorSpec:
+    value: str
+    datatype: Literal[
+        "BYTES", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"
+    ] = "BYTES"
+    shape: Annotated[list[Annotated[int, Meta(ge=1, le=1 << 20)]], Meta(max_length=8)] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class _ModelSpec(_Common):
     model: Annotated[str, Meta(min_length=1, max_length=256)] = ""
-    task: Literal["chat", "completion", "embeddings", "classification"] = "chat"
+    task: Literal["chat", "completion", "embeddings", "classification", "tensors"] = "chat"
     system: str | None = None
     prompt: str | None = None
     messages: str | None = None
@@ -86,6 +96,8 @@ class _ModelSpec(_Common):
     schema: dict[str, Any] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     forward: list[str] | None = None
+    inputs: dict[str, _TensorSpec] = field(default_factory=dict)
+    tensor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +246,10 @@ class _Reader:
             raise ConfigError("a chat needs messages, a prompt, or both", param="model")
         if task is Task.COMPLETION and not has_prompt:
             raise ConfigError("a completion needs a prompt", param="model")
+        if task is Task.TENSORS:
+            return self._tensors(name, policy, output, where, spec)
+        if spec.inputs or spec.tensor is not None:
+            raise ConfigError(f"'inputs' and 'tensor' are for task: tensors, not for {task}", param="model")
         if not task.generates and not has_text:
             raise ConfigError(f"{task} needs a text", param="model")
         of_chats = {"system": spec.system, "messages": spec.messages}
@@ -265,6 +281,34 @@ class _Reader:
             spec.schema,
             spec.parameters,
             None if spec.forward is None else tuple(spec.forward),
+        )
+
+    def _tensors(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec) -> Step:
+        if not 1 <= len(spec.inputs) <= _MAX_INNER:
+            raise ConfigError(f"a model of tensors has 1 to {_MAX_INNER} inputs", param="inputs")
+        others = ("system", "prompt", "messages", "text", "choice", "schema", "forward")
+        for key in others:
+            if getattr(spec, key) not in (None, []):
+                raise ConfigError(f"'{key}' is not for {Task.TENSORS}", param=key)
+        if isinstance(output, types.Labels) and not output.names:
+            raise ConfigError("a tensor has no names for labels: output is {labels: [a, b]}", param="output")
+        if spec.tensor is None and output is not None and not isinstance(output, types.Json):
+            raise ConfigError(f"'tensor' says which of the model's outputs is the {output}", param="model")
+        inputs = {}
+        for one, said in spec.inputs.items():
+            edge = _edge(said.value, f"inputs.{one}.value")
+            assert edge is not None
+            inputs[one] = TensorInput(edge, said.datatype, tuple(said.shape))
+        return Model(
+            name,
+            policy,
+            output,
+            where,
+            spec.model,
+            Task.TENSORS,
+            parameters=spec.parameters,
+            tensors=inputs,
+            tensor=spec.tensor,
         )
 
     def _template(

@@ -74,7 +74,7 @@ class StepGate(Protocol):
         """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
 
     def new_id(self) -> str: ...
-    def ended(self, run: PipelineRun, facts: RequestFacts, costs: Mapping[int, StepCost]) -> None: ...
+    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,10 @@ class PipelineRun:
             whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
+        records = [record for record in self.machine.records if record.step is not self.pipeline.root]
+        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in records]
         if isinstance(self._trace, Trace):
-            self._trace.steps = [
-                self._visit(record, costs.get(record.attempt, NO_COST)) for record in self.machine.records
-            ]
+            self._trace.steps = steps
         first_at = self._first_at if self._asked.is_stream else None
         facts = RequestFacts(
             arrival.id,
@@ -370,18 +370,18 @@ class PipelineRun:
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
-            num_steps=len(self.machine.records),
+            num_steps=len(steps),
         )
-        services.gate.ended(self, facts, costs)
+        services.gate.ended(self, facts, steps)
 
     def _visit(self, record: Record, cost: StepCost) -> StepVisit:
-        parent_id = self._span_id(record.parent) if record.parent else ""
-        step = record.step
+        step, has_spans = record.step, isinstance(self._trace, Trace)
+        is_inside = record.parent != self.machine.root_attempt
         return StepVisit(
-            step.name or self.pipeline.name,
+            step.name,
             step.kind,
-            self._span_id(record.attempt),
-            parent_id,
+            self._span_id(record.attempt) if has_spans else "",
+            self._span_id(record.parent) if has_spans and is_inside else "",
             record.began,
             record.ended,
             record.outcome,
