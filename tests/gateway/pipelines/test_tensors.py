@@ -111,7 +111,7 @@ def test_an_answer_that_is_none_is_told(tmp_path: Path, data: bytes) -> None:
             "inputs: {x: {value: input.text, datatype: FP32}}",
             "edge 'input.text' is text, and the datatype of tensor 'x' is FP32",
         ),
-        ("inputs: {x: {value: input.text, datatype: FP16}}", "inputs.x.datatype"),
+        ("inputs: {x: {value: input.text, datatype: FP16}}", "Invalid enum value 'FP16'"),
         ("inputs: {x: {value: nobody}}", "edge 'nobody': nothing before it is called 'nobody'"),
         (
             "inputs: {x: {value: input.text}}, output: vector",

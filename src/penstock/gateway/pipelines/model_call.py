@@ -107,7 +107,7 @@ class ModelCall:
         self._headers: dict[bytes, bytes] = {}
         self._is_stream = False
         self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self.num_bytes = 0  # of its answer
         self._text: list[str] = []
         self._events = EventReader()
 
@@ -146,8 +146,8 @@ class ModelCall:
     # -- inside
 
     def _gather(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        if self._num_bytes > _MAX_BYTES:
+        self.num_bytes += len(data)
+        if self.num_bytes > _MAX_BYTES:
             raise StepFailed(f"its answer is larger than {_MAX_BYTES >> 20} MiB", reason="too_large")
         self._parts.append(data)
 
@@ -162,8 +162,8 @@ class ModelCall:
             for choice in event.get("choices") or ():
                 text = (choice.get("delta") or {}).get("content") or choice.get("text")
                 if isinstance(text, str):
-                    self._num_bytes += len(text)
-                    if self._num_bytes > _MAX_BYTES:
+                    self.num_bytes += len(text)
+                    if self.num_bytes > _MAX_BYTES:
                         raise StepFailed(f"its answer is larger than {_MAX_BYTES >> 20} MiB", reason="too_large")
                     self._text.append(text)
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason

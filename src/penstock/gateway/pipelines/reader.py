@@ -49,6 +49,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _EDGE = re.compile(r"([a-z][a-z0-9_]*)((?:\.[A-Za-z_][A-Za-z0-9_]*|\[\d{1,6}\])*)")
 _PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
 _MAX_DEPTH = 16  # of steps in steps
+_MAX_STEPS = 1000  # of a pipeline
 PYTHON_TIMEOUT_S = 30.0  # of a Python step that says nothing else: its process is killed then
 _MAX_INNER = 64  # of one block, branch or parallel
 
@@ -185,6 +186,7 @@ def of_step(name: str, where: str) -> Iterator[None]:
 class _Reader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._num_steps = 0
 
     def step(self, name: str, values: object, where: str, depth: int) -> Step:
         with of_step(name, where):
@@ -192,6 +194,9 @@ class _Reader:
                 raise ConfigError("a step is a mapping: model, template, python, branch, parallel, map, steps or value")
             if depth > _MAX_DEPTH:
                 raise ConfigError(f"steps are nested more than {_MAX_DEPTH} times")
+            self._num_steps += 1
+            if self._num_steps > _MAX_STEPS:
+                raise ConfigError(f"there are more than {_MAX_STEPS} steps")
             kinds = [kind for kind in _SPECS if kind in values]
             if len(kinds) != 1:
                 raise ConfigError(_wrong_kind(kinds, values))

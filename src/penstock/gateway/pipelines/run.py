@@ -53,6 +53,10 @@ NO_COST = StepCost()
 
 
 class PythonCall(Protocol):
+    @property
+    def num_bytes(self) -> int:
+        """Those of its result."""
+
     def cancel(self) -> None: ...
 
 
@@ -212,7 +216,7 @@ class PipelineRun:
         self._add_usage(call)
         if call.call.is_answer:
             self._answering = call
-        self._run(self.machine.done(call.attempt, value, self._now()))
+        self._run(self.machine.done(call.attempt, value, self._now(), call.num_bytes))
 
     def failed(self, call: ModelCall, failure: Failure) -> None:
         self._calls.pop(call.attempt, None)
@@ -273,11 +277,11 @@ class PipelineRun:
 
     def _start_python(self, attempt: int, call: Call, step: Python) -> None:
         def done(value: Any, error: PenstockError | None) -> None:
-            self._calls.pop(attempt, None)
-            now, machine = self._now(), self.machine
-            self._run(
-                machine.done(attempt, value, now) if error is None else machine.failed(attempt, Failure(error), now)
-            )
+            job, now, machine = self._calls.pop(attempt, None), self._now(), self.machine
+            if error is not None:
+                self._run(machine.failed(attempt, Failure(error), now))
+            else:
+                self._run(machine.done(attempt, value, now, job.num_bytes if job is not None else 0))
 
         try:
             self._calls[attempt] = self._services.gate.call(self.pipeline, step, call.arguments, done)

@@ -4,7 +4,7 @@ Inference Protocol, a batch of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -50,7 +50,7 @@ def _tensor(name: str, told: TensorInput, value: Any) -> dict[str, Any]:
     if told.datatype == "BYTES":
         value = [as_text(one) for one in value] if isinstance(value, list | tuple) else as_text(value)
     shape = told.shape or (1, *(_lengths(value) or (1,)))
-    return {"name": name, "datatype": told.datatype, "shape": shape, "data": list(_flat(value))}
+    return {"name": name, "datatype": told.datatype, "shape": shape, "data": tuple(_flat(value))}
 
 
 def _lengths(value: Any) -> tuple[int, ...]:
@@ -60,10 +60,12 @@ def _lengths(value: Any) -> tuple[int, ...]:
     return (len(value), *(_lengths(value[0]) if value else ()))
 
 
-def _flat(value: Any) -> list[Any]:
+def _flat(value: Any) -> Iterator[Any]:
     if not isinstance(value, list | tuple):
-        return [value]
-    return [inner for one in value for inner in _flat(one)]
+        yield value
+        return
+    for one in value:
+        yield from _flat(one)
 
 
 def _nested(data: list[Any], shape: list[int]) -> Any:
