@@ -28,6 +28,8 @@ def read_config_file(path: Path) -> ConfigFile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise ConfigError(f"cannot read {path}: {said}") from None
+    except RecursionError:
+        raise ConfigError(f"cannot read {path}: it is nested too deeply") from None
     if not isinstance(document, dict | None):
         raise ConfigError(f"{path} does not hold settings but a {type(document).__name__}")
     return ConfigFile(path, document or {}, lines)

@@ -148,6 +148,7 @@ class Gateway(Subscriber):
             self.recorder.batch_counts = batches.counts
         if pipelines is not None:
             pipelines.start(self)
+            self.recorder.pipeline_counts = pipelines.counts
 
     def use(self, routes: RouteTable) -> None:
         """Takes routes for requests that come, with what replicas have beside them; those that are here go on as they

@@ -285,4 +285,50 @@ BATCH_RETRIES = Metric(
     "Rows of batches that were asked again after an answer of no use.",
 )
 
+PIPELINES_OPEN = Metric("penstock_gateway_pipelines_open", "gauge", "Requests for a pipeline now.", ("pipeline",))
+PIPELINE_STEPS = Metric(
+    "penstock_gateway_pipeline_steps_total",
+    "counter",
+    "Attempts at steps of pipelines, and how they ended: ok, failed, timeout, or cancelled because the client left or "
+    "another step failed. A fallback is a step, STEP.fallback.",
+    ("pipeline", "step", "outcome"),
+)
+PIPELINE_STEP_TIME = Metric(
+    "penstock_gateway_pipeline_step_seconds",
+    "histogram",
+    "Time that an attempt at a step took, of those that were ok; that of a step with steps inside has theirs in it.",
+    ("pipeline", "step"),
+    LATENCY_BUCKETS_S,
+)
+PIPELINE_STEP_RETRIES = Metric(
+    "penstock_gateway_pipeline_step_retries_total",
+    "counter",
+    "Attempts at steps after their first.",
+    ("pipeline", "step"),
+)
+PIPELINE_STEP_TOKENS = Metric(
+    "penstock_gateway_pipeline_step_tokens_total",
+    "counter",
+    "Tokens that model steps used, by kind: input, output. They are in the counts of their models, too.",
+    ("pipeline", "step", "kind"),
+)
+PIPELINE_STEP_COST = Metric(
+    "penstock_gateway_pipeline_step_cost_total",
+    "counter",
+    "What tenants were charged for steps; it is in the counts of their models, too.",
+    ("pipeline", "step"),
+)
+PIPELINE_PYTHON_CALLS = Metric(
+    "penstock_gateway_pipeline_python_calls",
+    "gauge",
+    "Calls of a Python step now: running, or waiting for one of its processes.",
+    ("pipeline", "step", "state"),
+)
+PIPELINE_PYTHON_RESTARTS = Metric(
+    "penstock_gateway_pipeline_python_restarts_total",
+    "counter",
+    "Processes of a Python step that ended and were started again: they died, overran or ran out of memory.",
+    ("pipeline", "step"),
+)
+
 GATEWAY_CATALOG: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

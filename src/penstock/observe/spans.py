@@ -86,12 +86,13 @@ class Roots:
     def span_id(self) -> str:
         return f"{self._random.getrandbits(64) or 1:016x}"
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Root:
+    def begin(self, headers: Mapping[bytes, bytes], *, is_own: bool = False) -> Root:
+        """`is_own`: they are of a trace that began here, and is gone on with whatever is done with a client's."""
         parent = headers.get(PARENT)
         if parent is not None:
             theirs = parse(parent, headers.get(STATE, b""))
             if theirs is not None:
-                return self._continued(theirs) if self.sampling.continues else self._new(theirs)
+                return self._continued(theirs) if is_own or self.sampling.continues else self._new(theirs)
         return self._new(None)
 
     def _continued(self, theirs: TraceContext) -> Root:

@@ -168,6 +168,38 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, steps: str, proble
     assert problem_of(tmp_path, HEAD + steps, steps=PYTHON) == problem
 
 
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ('  a: {template: "{{ b }}"}\n  b: {template: "{{ a }}"}', "nothing before it is called 'b'"),
+        ('  a: {template: "{{ a }}"}', "nothing before it is called 'a'"),
+        ("  a: &a\n    steps: {b: *a}", "steps are nested more than 16 times"),
+        ("  a: " + "{steps: {a: " * 40 + "{template: x}" + "}}" * 40, "steps are nested more than 16 times"),
+        (
+            f"  x: {{steps: &s {{{', '.join(f's{one}: {{template: x}}' for one in range(64))}}}}}\n"
+            + "".join(f"  x{one}: {{steps: *s}}\n" for one in range(16)),
+            "there are more than 1000 steps",
+        ),
+        (
+            "  list: {value: [1], output: {list: json}}\n"
+            "  a: {map: list, max_items: 10000, step: {map: list, max_items: 10000, step: {template: x}}}",
+            "one request could come to 100010003 attempts at steps, more than 10000: lower max_items or retries",
+        ),
+        ("  a: &a {value: {x: *a}}", "it is nested more than 64 times"),
+        ("  a: {template: '{{ input.text.__class__ }}'}", "has no '__class__'"),
+        ("  a: {template: '{{ input.text.format(input) }}{% include \"x\" %}'}", "includes nothing"),
+        ("  a: {python: '/bin/sh:x', output: text}", "is not Python"),
+    ],
+)
+def test_a_hostile_graph_is_refused(tmp_path: Path, steps: str, problem: str) -> None:
+    assert problem in problem_of(tmp_path, HEAD + steps)
+
+
+def test_a_file_that_is_nested_without_end_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        written(tmp_path, f"{HEAD}  a: {'[' * 500}{']' * 500}")
+
+
 def test_a_python_file_that_is_none_is_told(tmp_path: Path) -> None:
     problem = problem_of(tmp_path, HEAD + "  a: {python: steps.py:it, output: text}", steps="def it(:")
     assert problem.startswith(f"3: step 'a': {tmp_path}/steps.py is not Python: invalid syntax")

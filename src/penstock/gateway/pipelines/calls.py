@@ -38,6 +38,8 @@ def call_of(step: Model | Python, scope: Values, *, is_answer: bool) -> Call:
         if step.prompt is not None:
             messages.append({"role": "user", "content": prompt})
         return Call(step, is_answer, messages=tuple(messages))
+    if step.task is Task.TENSORS:
+        return Call(step, False, arguments={name: value_at(one.edge, scope) for name, one in step.tensors.items()})
     assert step.text is not None
     found = value_at(step.text, scope)
     is_list = isinstance(found, list | tuple)

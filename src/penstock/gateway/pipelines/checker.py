@@ -34,6 +34,7 @@ from penstock.gateway.pipelines.graph import (
 from penstock.gateway.pipelines.reader import of_step, read_pipeline
 from penstock.gateway.pipelines.template import Template
 from penstock.gateway.pipelines.types import (
+    ANY_JSON,
     MESSAGES,
     TEXT,
     Json,
@@ -120,6 +121,14 @@ class _Checker:
             if isinstance(step.output, Labels) and step.task is Task.CLASSIFICATION:
                 made = step.output
             return ListOf(made) if is_list else made
+        if step.task is Task.TENSORS:
+            for name, one in step.tensors.items():
+                kind = _edge_type(one.edge, scope, f"inputs.{name}")
+                is_text = fits(kind, TEXT) or fits(kind, ListOf(TEXT))
+                if is_text != (one.datatype == "BYTES"):
+                    said = f"edge '{one.edge}' is {kind}, and the datatype of tensor '{name}' is {one.datatype}"
+                    raise ConfigError(said, param=f"inputs.{name}")
+            return step.output or ANY_JSON
         if step.choice:
             return Labels(step.choice)
         return Json(step.schema) if step.schema is not None else TEXT

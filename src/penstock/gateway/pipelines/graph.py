@@ -74,10 +74,20 @@ class Task(StrEnum):
     COMPLETION = "completion"
     EMBEDDINGS = "embeddings"
     CLASSIFICATION = "classification"
+    TENSORS = "tensors"
 
     @property
     def generates(self) -> bool:
         return self in (Task.CHAT, Task.COMPLETION)
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor that a model step sends."""
+
+    edge: Edge
+    datatype: str = "BYTES"  # of the Open Inference Protocol; BYTES are texts
+    shape: tuple[int, ...] = ()  # empty: a batch of one: [1, …] with the lengths of the value
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,8 @@ class Model(Step):
     schema: Schema | None = None  # guided: it is JSON by this schema
     parameters: Mapping[str, Any] = field(default_factory=dict)  # sent with each request
     forward: tuple[str, ...] | None = None  # fields of the client's request that are sent too; None: by default
+    tensors: Mapping[str, TensorInput] = field(default_factory=dict)  # by the name of the model's input
+    tensor: str | None = None  # the output that is the result; None: all of them, by name
 
     @property
     def kind(self) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from penstock.core.errors import InvalidRequest, UnsupportedParameter, UnsupportedTask
 from penstock.gateway.pipelines.graph import Model, Pipeline, Task
 from penstock.gateway.pipelines.model_call import CHAT_PATH, COMPLETION_PATH
+from penstock.gateway.pipelines.types import MAX_NESTING, is_deep
 
 _TASKS = {CHAT_PATH: Task.CHAT, COMPLETION_PATH: Task.COMPLETION}
 # Fields that make another kind of answer: they are refused unless a step is sent them.
@@ -40,6 +41,8 @@ def read_input(path: bytes, body: bytes, pipeline: Pipeline) -> PipelineInput:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if is_deep(fields):
+        raise InvalidRequest(f"the body is nested more than {MAX_NESTING} times")
     for name in _COUNTS:
         if fields.get(name) not in (None, 1):
             raise UnsupportedParameter(f"a pipeline has one answer: {name} is 1", param=name)

@@ -37,6 +37,8 @@ from penstock.gateway.pipelines.graph import (
 from penstock.gateway.pipelines.types import as_text, read_value
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_FIRST_ID = 1
+MAX_BYTES = 64 << 20  # of all results of one run
 _NAMED = ("step '", "the pipeline: ")  # what errors begin with that say where they are from
 
 Values = Mapping[str, Any]
@@ -114,12 +116,18 @@ class Machine:
         self.answered_by = 0  # the attempt whose result is the answer, as it came; 0: none
         self.records: list[Record] = []
         self.now = 0.0
+        self._num_bytes = 0  # of results so far
         self._actions: Actions = []
         self._todo: deque[Callable[[], None]] = deque()  # instead of calls in calls, which a long map would nest deeply
         self._attempts: dict[int, _Run] = {}  # that go on
         self._timers: dict[int, Callable[[], None]] = {}
-        self._next_id = 1
+        self._next_id = _FIRST_ID
         self._root = _Run(self, pipeline.root, {"input": values}, None, is_answer=True)
+
+    @property
+    def root_attempt(self) -> int:
+        """What the attempts at the outermost steps are inside of: the one at the whole."""
+        return _FIRST_ID
 
     # -- in
 
@@ -133,10 +141,10 @@ class Machine:
             self.is_begun = True
         return self._run(now)
 
-    def done(self, attempt: int, value: Any, now: float) -> Actions:
+    def done(self, attempt: int, value: Any, now: float, num_bytes: int = 0) -> Actions:
         """The plain result of work that was started; it is checked here."""
         run = self._attempts.get(attempt)
-        return self._run(now, lambda: run.came(value)) if run is not None else []
+        return self._run(now, lambda: run.came(value, num_bytes)) if run is not None else []
 
     def failed(self, attempt: int, failure: Failure, now: float) -> Actions:
         run = self._attempts.get(attempt)
@@ -158,6 +166,12 @@ class Machine:
 
     def later(self, todo: Callable[[], None]) -> None:
         self._todo.append(todo)
+
+    def keep(self, num_bytes: int) -> None:
+        """A result of this size. Raises StepFailed where those of a run come to too much."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > MAX_BYTES:
+            raise StepFailed(f"the results of all steps are larger than {MAX_BYTES >> 20} MiB", reason="too_large")
 
     def act(self, action: Action) -> None:
         self._actions.append(action)
@@ -266,8 +280,13 @@ class _Run:
 
     # -- what comes of an attempt
 
-    def came(self, value: Any) -> None:
+    def came(self, value: Any, num_bytes: int) -> None:
         """A plain result from outside."""
+        try:
+            self._machine.keep(num_bytes)
+        except StepFailed as error:
+            self.work_failed(Failure(error, may_retry=False, may_fall_back=False))
+            return
         found, problem = read_value(value, self._machine.pipeline.kinds[self.step.where])
         self._has_work = False
         if problem is not None:
@@ -386,7 +405,9 @@ class _Run:
 
     def _start_template(self) -> None:
         assert isinstance(self.step, FillIn)
-        self._succeed(self.step.template.render(self._scope))
+        text = self.step.template.render(self._scope)
+        self._machine.keep(len(text))
+        self._succeed(text)
 
     def _start_constant(self) -> None:
         assert isinstance(self.step, Constant)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.api.oip.tensor_call import TENSORS_PATH
 from penstock.core.errors import (
     BudgetExhausted,
     EngineFailed,
@@ -23,6 +24,7 @@ from penstock.core.errors import (
 from penstock.gateway.pipelines.calls import Call
 from penstock.gateway.pipelines.graph import Model, Task
 from penstock.gateway.pipelines.machine import Failure
+from penstock.gateway.pipelines.tensors import read_tensors, tensor_body
 from penstock.gateway.records.token_usage import NO_TOKENS, TokenUsage, find_usage
 from penstock.http.exchange import Exchange, NoChannel
 from penstock.http.message import Request, by_name
@@ -33,6 +35,7 @@ PATHS = {
     Task.COMPLETION: COMPLETION_PATH,
     Task.EMBEDDINGS: b"/v1/embeddings",
     Task.CLASSIFICATION: b"/classify",
+    Task.TENSORS: TENSORS_PATH.encode(),
 }
 # Fields of a client's request that the step which answers is sent, unless its `forward` says otherwise.
 FORWARDED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
@@ -48,6 +51,8 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
     """The request of a step. `client`: fields of the client's own."""
     step = call.step
     assert isinstance(step, Model)
+    if step.task is Task.TENSORS:
+        return _request(step, headers, tensor_body(step, call.arguments), b"application/octet-stream")
     body: dict[str, Any] = {"model": step.model}
     if step.task is Task.CHAT:
         body["messages"] = call.messages
@@ -66,8 +71,11 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
     body |= step.parameters
     if is_stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    data = msgspec.json.encode(body)
-    typed = {b"content-type": b"application/json", b"content-length": b"%d" % len(data)}
+    return _request(step, headers, msgspec.json.encode(body), b"application/json")
+
+
+def _request(step: Model, headers: dict[bytes, bytes], data: bytes, content_type: bytes) -> Request:
+    typed = {b"content-type": content_type, b"content-length": b"%d" % len(data)}
     return Request(b"POST", PATHS[step.task], headers | typed, data)
 
 
@@ -99,7 +107,7 @@ class ModelCall:
         self._headers: dict[bytes, bytes] = {}
         self._is_stream = False
         self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self.num_bytes = 0  # of its answer
         self._text: list[str] = []
         self._events = EventReader()
 
@@ -138,8 +146,8 @@ class ModelCall:
     # -- inside
 
     def _gather(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        if self._num_bytes > _MAX_BYTES:
+        self.num_bytes += len(data)
+        if self.num_bytes > _MAX_BYTES:
             raise StepFailed(f"its answer is larger than {_MAX_BYTES >> 20} MiB", reason="too_large")
         self._parts.append(data)
 
@@ -154,8 +162,8 @@ class ModelCall:
             for choice in event.get("choices") or ():
                 text = (choice.get("delta") or {}).get("content") or choice.get("text")
                 if isinstance(text, str):
-                    self._num_bytes += len(text)
-                    if self._num_bytes > _MAX_BYTES:
+                    self.num_bytes += len(text)
+                    if self.num_bytes > _MAX_BYTES:
                         raise StepFailed(f"its answer is larger than {_MAX_BYTES >> 20} MiB", reason="too_large")
                     self._text.append(text)
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -182,6 +190,9 @@ class ModelCall:
             is_of_tenant = isinstance(error, RateLimited | BudgetExhausted)
             may_retry = self._status in _TRY_AGAIN and not is_of_tenant
             self._fail(Failure(error, may_retry=may_retry, may_fall_back=not is_of_tenant))
+            return
+        if self.model.task is Task.TENSORS:
+            self._finish(read_tensors(self.model, body))
             return
         document = self.answer = _decoded(body)
         self._usage_of(document)

@@ -55,7 +55,7 @@ class Started(NamedTuple):
 class PythonJob:
     """One call. Whoever asked for it may give it up."""
 
-    __slots__ = ("_done", "arguments", "is_late", "process", "timer")
+    __slots__ = ("_done", "arguments", "is_late", "num_bytes", "process", "timer")
 
     def __init__(self, arguments: bytes, done: Done) -> None:
         self.arguments = arguments
@@ -63,6 +63,7 @@ class PythonJob:
         self.timer: Timer | None = None
         self.process: ProcessLike | None = None  # that works on it
         self.is_late = False  # its deadline is over
+        self.num_bytes = 0  # of its result
 
     @property
     def is_wanted(self) -> bool:
@@ -191,7 +192,7 @@ class PythonPool:
             reader, writer = await asyncio.open_connection(sock=started.link)
             try:
                 async with clocks.timeout(self._clock, START_S):
-                    told = await _receive(reader)
+                    told, _ = await _receive(reader)
             except TimeoutError:
                 told = {"error": f"it was not loaded within {START_S:g} s"}
             if not told.get("ready"):
@@ -228,7 +229,7 @@ class PythonPool:
         self._running.add(job)
         try:
             writer.write(len(job.arguments).to_bytes(4, "big") + job.arguments)
-            told = await _receive(reader)
+            told, job.num_bytes = await _receive(reader)
         finally:
             self._running.discard(job)
             job.process = None
@@ -298,13 +299,17 @@ def kill(process: ProcessLike) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Empty: the process is gone, or says what makes no sense."""
+async def _receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], int]:
+    """A frame, and its size. Empty: the process is gone, or says what makes no sense."""
     try:
         count = int.from_bytes(await reader.readexactly(4), "big")
         if count > MAX_FRAME_BYTES:
-            return {}
-        found = msgspec.json.decode(await reader.readexactly(count))
-    except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+            return {}, 0
+        data = await reader.readexactly(count)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return {}, 0
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {"error": f"its result cannot be read: {error}", "reason": "wrong_result"}, count
+    return (found if isinstance(found, dict) else {}), count

@@ -40,6 +40,7 @@ from penstock.gateway.pipelines.graph import (
     PythonLimits,
     Step,
     Task,
+    TensorInput,
 )
 from penstock.gateway.pipelines.template import Template, parse
 from penstock.gateway.pipelines.types import Type, read_value, type_of_schema
@@ -48,6 +49,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _EDGE = re.compile(r"([a-z][a-z0-9_]*)((?:\.[A-Za-z_][A-Za-z0-9_]*|\[\d{1,6}\])*)")
 _PART = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+)\]")
 _MAX_DEPTH = 16  # of steps in steps
+_MAX_STEPS = 1000  # of a pipeline
 PYTHON_TIMEOUT_S = 30.0  # of a Python step that says nothing else: its process is killed then
 _MAX_INNER = 64  # of one block, branch or parallel
 
@@ -75,9 +77,18 @@ class _Common:
 
 
 @dataclass(frozen=True)
+class _TensorSpec:
+    value: str
+    datatype: Literal[
+        "BYTES", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"
+    ] = "BYTES"
+    shape: Annotated[list[Annotated[int, Meta(ge=1, le=1 << 20)]], Meta(max_length=8)] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class _ModelSpec(_Common):
     model: Annotated[str, Meta(min_length=1, max_length=256)] = ""
-    task: Literal["chat", "completion", "embeddings", "classification"] = "chat"
+    task: Literal["chat", "completion", "embeddings", "classification", "tensors"] = "chat"
     system: str | None = None
     prompt: str | None = None
     messages: str | None = None
@@ -86,6 +97,8 @@ class _ModelSpec(_Common):
     schema: dict[str, Any] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     forward: list[str] | None = None
+    inputs: dict[str, _TensorSpec] = field(default_factory=dict)
+    tensor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +186,7 @@ def of_step(name: str, where: str) -> Iterator[None]:
 class _Reader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._num_steps = 0
 
     def step(self, name: str, values: object, where: str, depth: int) -> Step:
         with of_step(name, where):
@@ -180,6 +194,9 @@ class _Reader:
                 raise ConfigError("a step is a mapping: model, template, python, branch, parallel, map, steps or value")
             if depth > _MAX_DEPTH:
                 raise ConfigError(f"steps are nested more than {_MAX_DEPTH} times")
+            self._num_steps += 1
+            if self._num_steps > _MAX_STEPS:
+                raise ConfigError(f"there are more than {_MAX_STEPS} steps")
             kinds = [kind for kind in _SPECS if kind in values]
             if len(kinds) != 1:
                 raise ConfigError(_wrong_kind(kinds, values))
@@ -234,6 +251,10 @@ class _Reader:
             raise ConfigError("a chat needs messages, a prompt, or both", param="model")
         if task is Task.COMPLETION and not has_prompt:
             raise ConfigError("a completion needs a prompt", param="model")
+        if task is Task.TENSORS:
+            return self._tensors(name, policy, output, where, spec)
+        if spec.inputs or spec.tensor is not None:
+            raise ConfigError(f"'inputs' and 'tensor' are for task: tensors, not for {task}", param="model")
         if not task.generates and not has_text:
             raise ConfigError(f"{task} needs a text", param="model")
         of_chats = {"system": spec.system, "messages": spec.messages}
@@ -265,6 +286,34 @@ class _Reader:
             spec.schema,
             spec.parameters,
             None if spec.forward is None else tuple(spec.forward),
+        )
+
+    def _tensors(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec) -> Step:
+        if not 1 <= len(spec.inputs) <= _MAX_INNER:
+            raise ConfigError(f"a model of tensors has 1 to {_MAX_INNER} inputs", param="inputs")
+        others = ("system", "prompt", "messages", "text", "choice", "schema", "forward")
+        for key in others:
+            if getattr(spec, key) not in (None, []):
+                raise ConfigError(f"'{key}' is not for {Task.TENSORS}", param=key)
+        if isinstance(output, types.Labels) and not output.names:
+            raise ConfigError("a tensor has no names for labels: output is {labels: [a, b]}", param="output")
+        if spec.tensor is None and output is not None and not isinstance(output, types.Json):
+            raise ConfigError(f"'tensor' says which of the model's outputs is the {output}", param="model")
+        inputs = {}
+        for one, said in spec.inputs.items():
+            edge = _edge(said.value, f"inputs.{one}.value")
+            assert edge is not None
+            inputs[one] = TensorInput(edge, said.datatype, tuple(said.shape))
+        return Model(
+            name,
+            policy,
+            output,
+            where,
+            spec.model,
+            Task.TENSORS,
+            parameters=spec.parameters,
+            tensors=inputs,
+            tensor=spec.tensor,
         )
 
     def _template(

@@ -53,6 +53,10 @@ NO_COST = StepCost()
 
 
 class PythonCall(Protocol):
+    @property
+    def num_bytes(self) -> int:
+        """Those of its result."""
+
     def cancel(self) -> None: ...
 
 
@@ -74,7 +78,7 @@ class StepGate(Protocol):
         """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
 
     def new_id(self) -> str: ...
-    def ended(self, run: PipelineRun, facts: RequestFacts, costs: Mapping[int, StepCost]) -> None: ...
+    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class PipelineRun:
         self._add_usage(call)
         if call.call.is_answer:
             self._answering = call
-        self._run(self.machine.done(call.attempt, value, self._now()))
+        self._run(self.machine.done(call.attempt, value, self._now(), call.num_bytes))
 
     def failed(self, call: ModelCall, failure: Failure) -> None:
         self._calls.pop(call.attempt, None)
@@ -273,11 +277,11 @@ class PipelineRun:
 
     def _start_python(self, attempt: int, call: Call, step: Python) -> None:
         def done(value: Any, error: PenstockError | None) -> None:
-            self._calls.pop(attempt, None)
-            now, machine = self._now(), self.machine
-            self._run(
-                machine.done(attempt, value, now) if error is None else machine.failed(attempt, Failure(error), now)
-            )
+            job, now, machine = self._calls.pop(attempt, None), self._now(), self.machine
+            if error is not None:
+                self._run(machine.failed(attempt, Failure(error), now))
+            else:
+                self._run(machine.done(attempt, value, now, job.num_bytes if job is not None else 0))
 
         try:
             self._calls[attempt] = self._services.gate.call(self.pipeline, step, call.arguments, done)
@@ -349,10 +353,10 @@ class PipelineRun:
             whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
+        records = [record for record in self.machine.records if record.step is not self.pipeline.root]
+        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in records]
         if isinstance(self._trace, Trace):
-            self._trace.steps = [
-                self._visit(record, costs.get(record.attempt, NO_COST)) for record in self.machine.records
-            ]
+            self._trace.steps = steps
         first_at = self._first_at if self._asked.is_stream else None
         facts = RequestFacts(
             arrival.id,
@@ -370,18 +374,18 @@ class PipelineRun:
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
-            num_steps=len(self.machine.records),
+            num_steps=len(steps),
         )
-        services.gate.ended(self, facts, costs)
+        services.gate.ended(self, facts, steps)
 
     def _visit(self, record: Record, cost: StepCost) -> StepVisit:
-        parent_id = self._span_id(record.parent) if record.parent else ""
-        step = record.step
+        step, has_spans = record.step, isinstance(self._trace, Trace)
+        is_inside = record.parent != self.machine.root_attempt
         return StepVisit(
-            step.name or self.pipeline.name,
+            step.name,
             step.kind,
-            self._span_id(record.attempt),
-            parent_id,
+            self._span_id(record.attempt) if has_spans else "",
+            self._span_id(record.parent) if has_spans and is_inside else "",
             record.began,
             record.ended,
             record.outcome,

@@ -7,6 +7,7 @@ its steps through it. Belongs to the event loop.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +20,15 @@ from penstock.gateway.pipelines.input import read_input
 from penstock.gateway.pipelines.model_call import StepExchange
 from penstock.gateway.pipelines.python_pool import PythonPool
 from penstock.gateway.pipelines.reader import PYTHON_TIMEOUT_S
-from penstock.gateway.pipelines.run import PipelineRun, PythonCall, RunServices, StepCost
+from penstock.gateway.pipelines.run import PipelineRun, PythonCall, RunServices
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.request_view import SURFACES
 from penstock.gateway.proxy.routed_request import Arrival
 from penstock.gateway.records.facts import RequestFacts
+from penstock.gateway.records.trace import StepVisit
+from penstock.observe import gateway_catalog as catalog
+from penstock.observe.catalog import Metric
+from penstock.observe.registry import Labels
 from penstock.router.learning import DecayingMean
 from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.keys import Caller
@@ -108,6 +113,27 @@ class PipelineService:
     def num_open(self) -> int:
         return len(self._open)
 
+    def pipelines(self) -> list[Pipeline]:
+        return list(self._pipelines.values())
+
+    def counts(self) -> dict[Metric, dict[Labels, float]]:
+        """What can be seen without counting."""
+        running = Counter(run.pipeline.name for run in self._open)
+        calls: dict[Labels, float] = {}
+        restarts: dict[Labels, float] = {}
+        for name, step, pool in self.python_pools():
+            calls[name, step, "running"], calls[name, step, "waiting"] = pool.num_running, pool.num_waiting
+            restarts[name, step] = pool.num_restarts
+        return {
+            catalog.PIPELINES_OPEN: {(name,): running[name] for name in self._pipelines},
+            catalog.PIPELINE_PYTHON_CALLS: calls,
+            catalog.PIPELINE_PYTHON_RESTARTS: restarts,
+        }
+
+    def python_pools(self) -> list[tuple[str, str, PythonPool]]:
+        """With the names of their pipelines and steps."""
+        return [(name, one.pool.step.name, one.pool) for (name, _), one in self._pools.items()]
+
     def begin(self, arrival: Arrival, name: str) -> None:
         """Raises what is wrong with the request."""
         pipeline = self._pipelines.get(name)
@@ -160,9 +186,9 @@ class PipelineService:
             raise EngineUnavailable("its processes are gone: the pipeline has changed", retry_after_s=1.0)
         return found.pool.call(arguments, step.policy.timeout_s or PYTHON_TIMEOUT_S, done)
 
-    def ended(self, run: PipelineRun, facts: RequestFacts, costs: Mapping[int, StepCost]) -> None:
+    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None:
         assert self._gateway is not None
         self._open.discard(run)
         if run.machine.answered_by or run.machine.records:
             self._used.setdefault(run.pipeline.name, DecayingMean()).add(run.bill.tokens)
-        self._gateway.recorder.pipeline_ended(facts)
+        self._gateway.recorder.pipeline_ended(facts, steps)

@@ -17,6 +17,7 @@ from penstock.core.errors import ConfigError
 
 Schema = Mapping[str, Any]
 _MAX_DEPTH = 64  # of a schema
+MAX_NESTING = 64  # of a JSON value
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -295,6 +296,8 @@ def check_schema(schema: object, depth: int = 0) -> None:
 
 def mismatch(value: object, schema: Schema, at: str = "") -> str | None:
     """What is wrong with a JSON value, by the words of a schema that are looked at here; None: nothing."""
+    if not schema:
+        return None
     here = at or "the value"
     if "anyOf" in schema and all(mismatch(value, one, at) is not None for one in schema["anyOf"]):
         return f"{here} fits none of the alternatives"
@@ -318,6 +321,22 @@ def mismatch(value: object, schema: Schema, at: str = "") -> str | None:
     if is_number and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
         return f"{here} is out of range"
     return None
+
+
+def is_deep(value: object) -> bool:
+    """Whether a JSON value is nested deeper than one may be: whatever reads it goes into it by calls in calls."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _object_mismatch(value: dict[str, Any], schema: Schema, at: str) -> str | None:
@@ -369,7 +388,7 @@ def read_value(value: object, kind: Type) -> tuple[Any, str | None]:
         case ListOf(of):
             return _read_list(value, of)
         case Json(schema):
-            problem = mismatch(value, schema)
+            problem = mismatch(value, schema) if not is_deep(value) else f"it is nested more than {MAX_NESTING} times"
             return (value, None) if problem is None else (None, problem)
         case _:
             return None, f"nothing can be read as {kind}"

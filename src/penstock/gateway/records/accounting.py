@@ -50,7 +50,8 @@ class RequestAccounting:
         self._reservation = reservation
         self._charge = RequestCharge(services.ledger, services.prices, routed, services.clock)
         now = services.clock.now()
-        self.timeline = RequestTimeline(now, services.recorder.traces.begin(routed.exchange.request.headers, now))
+        headers, is_own = routed.exchange.request.headers, bool(routed.caller.step_of)
+        self.timeline = RequestTimeline(now, services.recorder.traces.begin(headers, now, is_own=is_own))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
         """A replica, for the request that is sent there now."""

@@ -21,7 +21,9 @@ from penstock.gateway.records.decision_log import DecisionLog
 from penstock.gateway.records.facts import Ending, RequestFacts, ending_of
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.shadow_counts import ShadowTally
+from penstock.gateway.records.step_tally import StepTally
 from penstock.gateway.records.token_usage import TokenUsage
+from penstock.gateway.records.trace import StepVisit
 from penstock.gateway.records.tracing import Traces
 from penstock.gateway.records.version_comparison import Comparison
 from penstock.health.breaker import BreakerState
@@ -84,6 +86,7 @@ class GatewayRecorder:
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
         self.batch_counts: Callable[[], Mapping[Metric, Mapping[Labels, float]]] = dict  # as their runner counts them
+        self.pipeline_counts: Callable[[], Mapping[Metric, Mapping[Labels, float]]] = dict  # likewise
         self.listeners: list[Listener] = []
         self.put_aside: deque[RequestFacts] | None = None  # for whoever reads many at once; None: nobody does
         self._registry = Registry(catalog.GATEWAY_CATALOG)
@@ -98,6 +101,7 @@ class GatewayRecorder:
         self._silent: set[tuple[str, str]] = set()  # models and replicas whose answers came without a usage
         self.rules = RuleTally(self._registry)
         self.shadows = ShadowTally(self._registry)
+        self.steps = StepTally(self._registry)
         self._version_of: Mapping[str, str] = {}
         self.versions = Comparison()
 
@@ -130,10 +134,17 @@ class GatewayRecorder:
         for listener in self.listeners:
             listener.ended(facts)
 
-    def pipeline_ended(self, facts: RequestFacts) -> None:
-        """A request for a pipeline, whose steps were told as requests of their own: here it is counted as one."""
+    def pipeline_ended(self, facts: RequestFacts, steps: Iterable[StepVisit]) -> None:
+        """A request for a pipeline, whose model steps were told as requests of their own: here it is counted as one,
+        and its steps as such."""
         key = (facts.model, facts.surface, facts.ending, facts.reason)
         self._registry.count(catalog.REQUESTS, *map(str, key)).value += 1
+        if not facts.is_batch:
+            if facts.ttft_s is not None:
+                self._registry.spread(catalog.TTFT, facts.model).observe(facts.ttft_s)
+            if facts.ending is Ending.OK and facts.total_s is not None:
+                self._registry.spread(catalog.REQUEST_LATENCY, facts.model).observe(facts.total_s)
+        self.steps.ended(facts.model, steps)
         if self._log is not None:
             self._log.append(facts)
         if facts.trace is not None:
@@ -281,7 +292,7 @@ class GatewayRecorder:
         if self._decisions is not None:
             self._registry.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
         self._registry.count(catalog.TRACES_LOST).value = self.traces.num_lost
-        for metric, values in self.batch_counts().items():
+        for metric, values in (self.batch_counts() | self.pipeline_counts()).items():
             replace(metric, values)
         replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
         replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})

@@ -7,6 +7,16 @@ client's span
   ├ POST http://…                  at a server that computes the prompt for another
   └ POST http://…                  at that replica, whose own spans hang below: it is sent this one's id
 
+Instead of picks and replicas a request for a pipeline has its steps, each attempt by itself and inside the step that it
+is a part of. Below that of a model step is the span of the request that it made.
+
+client's span
+└ chat support
+  ├ admission
+  ├ step language
+  │ └ tensors classifier …         a request as above
+  └ step answer
+
 Where nothing is exported, a client's context is passed on to the replica as it came.
 """
 
@@ -20,7 +30,7 @@ from urllib.parse import urlsplit
 
 from penstock.api import server_timing
 from penstock.gateway.records.facts import RequestFacts
-from penstock.gateway.records.trace import PassedOn, Trace, Visit
+from penstock.gateway.records.trace import PassedOn, StepVisit, Trace, Visit
 from penstock.observe.backlog import Backlog
 from penstock.observe.otlp.names import PROVIDER
 from penstock.observe.redaction import redact
@@ -56,9 +66,10 @@ class Traces:
     def num_lost(self) -> int:
         return self._out.num_lost if self._out is not None else 0
 
-    def begin(self, headers: Mapping[bytes, bytes], now: float) -> Trace | PassedOn | None:
+    def begin(self, headers: Mapping[bytes, bytes], now: float, *, is_own: bool = False) -> Trace | PassedOn | None:
+        """`is_own`: the headers are this gateway's, of a pipeline's step."""
         if self._roots is not None:
-            return Trace(self._roots, self._roots.begin(headers), now)
+            return Trace(self._roots, self._roots.begin(headers, is_own=is_own), now)
         parent = headers.get(PARENT)
         theirs = parse(parent, headers.get(STATE, b"")) if parent is not None else None
         return PassedOn(theirs.trace_id, theirs.headers()) if theirs is not None else None
@@ -106,13 +117,14 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
         error: str = "",
         id: str = "",
         kind: Kind = Kind.INTERNAL,
+        parent_id: str = "",
     ) -> Span:
         return Span(
             name,
             kind,
             root.trace_id,
             id or span_id(),
-            root.span_id,
+            parent_id or root.span_id,
             at(start),
             at(end),
             attributes,
@@ -123,10 +135,22 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
 
     if facts.total_s is not None:
         sent_at = trace.visits[0].sent_at if trace.visits else trace.began + facts.total_s
+        sent_at = min((step.began for step in trace.steps), default=sent_at)
         yield child("admission", trace.began, sent_at, {"penstock.tenant": facts.tenant})
     for moment, choice in trace.picks:
         yield child("pick", moment, moment, _of_pick(choice))
     ended_at = trace.began + (facts.total_s or 0.0)
+    for step in trace.steps:
+        error = (step.reason or step.outcome) if step.outcome in ("failed", "timeout") else ""
+        yield child(
+            f"step {step.name}",
+            step.began,
+            step.ended,
+            _of_step(step),
+            error,
+            step.span_id,
+            parent_id=step.parent_id,
+        )
     for visit in trace.prefills:
         attributes = {"penstock.leg": "prefill", "penstock.outcome": visit.outcome, **_address(visit.replica)}
         error = visit.outcome if visit.has_failed else ""
@@ -203,6 +227,27 @@ def _of_pick(choice: Choice) -> dict[str, Value]:
         found["penstock.pick.alone"] = choice.alone.value
     if choice.dropped:
         found["penstock.pick.dropped"] = [f"{redact(id_)}: {reason}" for id_, reason in choice.dropped.items()]
+    return found
+
+
+def _of_step(step: StepVisit) -> dict[str, Value]:
+    found: dict[str, Value] = {
+        "penstock.step": step.name,
+        "penstock.step.kind": step.kind,
+        "penstock.step.attempt": step.number,
+        "penstock.step.outcome": step.outcome,
+    }
+    if step.is_fallback:
+        found["penstock.step.fallback"] = True
+    if step.reason:
+        found["penstock.reason"] = step.reason
+    if step.model:
+        found |= {"gen_ai.request.model": step.model, "penstock.cost": step.cost}
+    if step.input_tokens or step.output_tokens:
+        found |= {
+            "gen_ai.usage.input_tokens": step.input_tokens,
+            "gen_ai.usage.output_tokens": step.output_tokens,
+        }
     return found
 
 
