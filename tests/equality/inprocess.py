@@ -81,9 +81,10 @@ class InProcess:
         self._model = Recorder(model)
         kv = soiled(ops.allocate_kv(kv_shape(model.config, num_blocks, block_size)))
         mover = BlockMover(ops, kv, PlainCopies(ops, kv, host_blocks)) if host_blocks else None
-        hidden_size, table = model.config.hidden_size, None
+        table = None
         if encoder is not None:
-            table = ImageTable(encoder, image_tokens, hidden_size, ops.activation_dtype)
+            columns = encoder.config.levels * model.config.hidden_size
+            table = ImageTable(encoder, image_tokens, columns, ops.activation_dtype)
         self._runner = ModelRunner(self._model, ops, kv, adapters, mover, images=table)
         self._steps = 0
         self._guess = guess

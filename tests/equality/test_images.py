@@ -48,7 +48,7 @@ class SeeingPair:
 
 
 @pytest.fixture(
-    scope="module", params=[("native", name) for name in CONFIGS] + [("reference", "qwen2.5-vl")], ids="-".join
+    scope="module", params=[("native", name) for name in CONFIGS] + [("reference", "qwen3-vl")], ids="-".join
 )
 def pair(request: pytest.FixtureRequest) -> SeeingPair:
     kernels, name = request.param

@@ -73,6 +73,11 @@ def test_older_files_of_qwen_have_the_decoder_beside_the_rest(saved: Path, tmp_p
         ("qwen2.5-vl", {"hidden_act": "gelu"}, ModelUnsupported),
         ("qwen2.5-vl", {"window_size": 4}, ModelCorrupt),
         ("qwen2.5-vl", {"fullatt_block_indexes": 7}, ModelCorrupt),
+        ("qwen3-vl", {"hidden_act": "silu"}, ModelUnsupported),
+        ("qwen3-vl", {"num_position_embeddings": 0}, ModelCorrupt),
+        ("qwen3-vl", {"deepstack_visual_indexes": [1, 4]}, ModelCorrupt),
+        ("qwen3-vl", {"deepstack_visual_indexes": [1, 1]}, ModelCorrupt),
+        ("qwen3-vl", {"num_heads": 16}, ModelCorrupt),
     ],
 )
 def test_an_encoder_that_would_be_silently_wrong_is_refused(

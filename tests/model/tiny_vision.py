@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
+    Qwen3VLConfig,
     SmolVLMConfig,
 )
 
@@ -45,7 +46,19 @@ QWEN_VISION = {
     "fullatt_block_indexes": [1],
     "initializer_range": 0.2,
 }
+QWEN3_VISION = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": TEXT["hidden_size"],
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+    "initializer_range": 0.2,
+}
 QWEN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+QWEN3_ROPE = QWEN_ROPE | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "idefics3": Idefics3Config(
         text_config=TEXT | {"model_type": "llama"}, vision_config=SIGLIP, scale_factor=2, image_token_id=IMAGE_TOKEN
@@ -60,6 +73,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2.5-vl": Qwen2_5_VLConfig(
         text_config=TEXT | {"rope_parameters": QWEN_ROPE},
         vision_config=QWEN_VISION,
+        image_token_id=IMAGE_TOKEN,
+        vision_start_token_id=8,
+        vision_end_token_id=9,
+        video_token_id=10,
+    ),
+    "qwen3-vl": Qwen3VLConfig(
+        text_config=TEXT | {"num_hidden_layers": 3, "rope_parameters": QWEN3_ROPE},
+        vision_config=QWEN3_VISION,
         image_token_id=IMAGE_TOKEN,
         vision_start_token_id=8,
         vision_end_token_id=9,
@@ -94,7 +115,7 @@ def save(model: PreTrainedModel, directory: Path) -> Path:
 def made_image(name: str, seed: int, rows: int = 4, columns: int = 6) -> ImageInput:
     """An image of noise, that begins nowhere yet. `rows` and `columns`: of patches, where the family's may vary."""
     dice = torch.Generator().manual_seed(seed)
-    if name == "qwen2.5-vl":
+    if name.startswith("qwen"):
         grid, shape, num_tokens = [1, rows, columns], [rows * columns, 3 * 2 * 4 * 4], rows * columns // 4
     else:
         side = SIGLIP["image_size"]
@@ -130,7 +151,7 @@ def vision_logits(
     """What the reference thinks before each token of `output`, [output, vocabulary], in one pass over all of it."""
     ids = torch.tensor([[IMAGE_TOKEN if token >= 1 << 30 else token for token in [*prompt, *output]]])
     inputs: dict[str, Tensor] = {"input_ids": ids}
-    if images and theirs.config.model_type == "qwen2_5_vl":
+    if images and theirs.config.model_type.startswith("qwen"):
         inputs["pixel_values"] = torch.cat(pixels(images))
         inputs["image_grid_thw"] = torch.tensor([image.grid for image in images])
         inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()

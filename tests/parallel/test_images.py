@@ -12,7 +12,8 @@ from tests.runner.seeing import CONFIGS, SeeingJudge, requests
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "layout"), [("idefics3", "tp=2"), ("qwen2.5-vl", "tp=2"), ("qwen2.5-vl", "tp=2 sp=2")]
+    ("family", "layout"),
+    [("idefics3", "tp=2"), ("qwen2.5-vl", "tp=2"), ("qwen2.5-vl", "tp=2 sp=2"), ("qwen3-vl", "tp=2")],
 )
 def test_every_token_is_the_references(family: str, layout: str) -> None:
     config = CONFIGS[family]

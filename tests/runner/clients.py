@@ -140,6 +140,8 @@ def serve(
         scheduler, assembly.runner, guides=guides, speculation=speculation, experts=assembly.experts, vision=vision
     )
     EngineLoop(engine, clients, TickingClock()).run()
+    if (images := getattr(assembly.rank_runner, "_images", None)) is not None:
+        images._forget([*images._places])  # another engine over the same runner will not know of them
     assert not clients.open
     assert not scheduler.has_work
     assert cache.pool.num_free == num_blocks, "a block is still held"

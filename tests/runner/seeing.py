@@ -41,10 +41,25 @@ WINDOWED = VisionConfig(
     window_size=16,
     full_layers=(1,),
 )
+STACKED = VisionConfig(
+    "qwen3_vl",
+    64,
+    80,
+    num_layers=3,
+    num_heads=4,
+    patch_size=4,
+    merge_size=2,
+    temporal_patch_size=2,
+    position_side=7,
+    stacked_layers=(0, 2),
+)
 CONFIGS: dict[str, ModelConfig] = {
     "idefics3": replace(SHAPE, vision=SQUARE),
     "qwen2.5-vl": replace(
         SHAPE, architecture="qwen2", attention_bias=True, vision=WINDOWED, rope_sections=(4, 6, 6), tied_embeddings=True
+    ),
+    "qwen3-vl": replace(
+        SHAPE, architecture="qwen3", num_layers=3, vision=STACKED, rope_sections=(6, 5, 5), rope_interleaved=True
     ),
 }
 

@@ -68,7 +68,7 @@ class StoredGroups:
 class VisionConfig:
     """The encoder of images in front of a decoder. What an image looks like to it is the family's affair."""
 
-    family: Literal["idefics3", "qwen2_5_vl"]
+    family: Literal["idefics3", "qwen2_5_vl", "qwen3_vl"]
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -76,10 +76,17 @@ class VisionConfig:
     patch_size: int  # pixels of a patch's side
     merge_size: int  # so many patches by so many become one token
     image_size: int = 0  # idefics3: pixels of each image's side
-    temporal_patch_size: int = 1  # qwen2_5_vl: frames of a patch; an image is repeated
+    temporal_patch_size: int = 1  # qwen*: frames of a patch; an image is repeated
     window_size: int = 0  # qwen2_5_vl: pixels of a window's side
     full_layers: tuple[int, ...] = ()  # qwen2_5_vl: layers that see the whole image, not a window
+    position_side: int = 0  # qwen3_vl: of the square of learned positions that is stretched over an image's patches
+    stacked_layers: tuple[int, ...] = ()  # qwen3_vl: whose results are added behind the decoder's first layers
     norm_eps: float = 1e-6
+
+    @property
+    def levels(self) -> int:
+        """Vectors that the encoder makes of a token: the one in place of its embedding, and those that are added."""
+        return 1 + len(self.stacked_layers)
 
     @property
     def patch_values(self) -> int:
@@ -91,8 +98,9 @@ class VisionConfig:
         hidden, merged = self.hidden_size, self.hidden_size * self.merge_size**2
         mlps = 3 if self.family == "qwen2_5_vl" else 2
         layers = self.num_layers * (4 * hidden * hidden + mlps * hidden * self.intermediate_size)
-        if self.family == "qwen2_5_vl":
-            return layers + self.patch_values * hidden + merged * (merged + hidden_size)
+        if self.family != "idefics3":
+            mergers = self.levels * merged * (merged + hidden_size)
+            return layers + (self.patch_values + self.position_side**2) * hidden + mergers
         positions = (self.image_size // self.patch_size) ** 2
         return layers + (self.patch_values + positions) * hidden + merged * hidden_size
 
@@ -154,6 +162,7 @@ class ModelConfig:
     # Of a head's frequencies, how many turn with the time, the row and the column of a token of an image; (): all turn
     # with its position.
     rope_sections: tuple[int, ...] = ()
+    rope_interleaved: bool = False  # these take turns, from the fastest on; else they lie behind each other
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.

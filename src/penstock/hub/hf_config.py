@@ -13,7 +13,7 @@ from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
-from penstock.hub.hf_vision import rope_sections, text_config, vision_config
+from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
 from penstock.hub.quantization import Quantization
 
 Json = Mapping[str, Any]
@@ -39,6 +39,7 @@ def model_config(
                 quantization=quantization,
                 vision=vision_config(whole),
                 rope_sections=rope_sections(whole),
+                rope_interleaved=has_interleaved_sections(whole),
             )
         )
     except KeyError as error:

@@ -6,6 +6,7 @@ brings its results to the decoder's size with `connector.`, whatever the files c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,16 @@ from penstock.core.model_config import VisionConfig
 Json = Mapping[str, Any]
 
 # Model types with a decoder that can be served by itself: what is not understood of them takes no images.
-WITH_IMAGES = ("gemma3", "idefics3", "smolvlm", "qwen2_5_vl")
+WITH_IMAGES = ("gemma3", "idefics3", "smolvlm", "qwen2_5_vl", "qwen3_vl")
 _OUTER = ("eos_token_id", "bos_token_id", "quantization_config")
-_QWEN_TEXT = {"model_type": "qwen2", "rope_theta": 1_000_000.0}
-_SECTIONS = (16, 24, 24)
+# By model type, the decoder's config where the files say nothing, and the frequencies of M-RoPE likewise.
+_QWEN_TEXT: dict[str, Json] = {
+    "qwen2_5_vl": {"model_type": "qwen2", "rope_theta": 1_000_000.0},
+    "qwen3_vl": {"model_type": "qwen3", "rope_theta": 500_000.0, "head_dim": 128},
+}
+_SECTIONS = {"qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
+
+_OF_SECTIONS = ("mrope_section", "mrope_interleaved", "type", "rope_type")
 
 ENCODER = ("vision.", "connector.")  # what its tensors are called here
 
@@ -54,14 +61,15 @@ def text_config(config: Json) -> Json:
         return config
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
-        if kind != "qwen2_5_vl":
+        if kind not in _QWEN_TEXT:
             return config
         inner = {key: value for key, value in config.items() if key != "vision_config"}
     outer = {key: config[key] for key in _OUTER if config.get(key)}
-    if kind == "qwen2_5_vl":
+    if kind in _QWEN_TEXT:
         if "tie_word_embeddings" in config:
             outer["tie_word_embeddings"] = config["tie_word_embeddings"]
-        return {**_QWEN_TEXT, **inner, **outer, "model_type": "qwen2", **_without_sections(inner)}
+        plain, defaults = _without_sections(inner), _QWEN_TEXT[kind]
+        return {**defaults, **inner, **outer, "model_type": defaults["model_type"], **plain}
     if kind in ("idefics3", "smolvlm"):
         # transformers ties by the outer config; files say by a head of their own that they are not tied.
         inner = {"model_type": "llama", **{key: value for key, value in inner.items() if key != "tie_word_embeddings"}}
@@ -77,18 +85,26 @@ def _without_sections(inner: Json) -> Json:
         rope = inner.get(key)
         if isinstance(rope, Mapping):
             kind = rope.get("rope_type", rope.get("type", "default"))
-            rest = {name: value for name, value in rope.items() if name not in ("mrope_section", "type", "rope_type")}
+            rest = {name: value for name, value in rope.items() if name not in _OF_SECTIONS}
             plain[key] = {**rest, "rope_type": "default" if kind == "mrope" else kind}
     return plain
 
 
 def rope_sections(config: Json) -> tuple[int, ...]:
     """Frequencies that turn with time, row and column; (): all turn with the position."""
-    if config.get("model_type") != "qwen2_5_vl":
+    kind = config.get("model_type")
+    if kind not in _SECTIONS:
         return ()
     inner = config.get("text_config") or config
     rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
-    return tuple(rope.get("mrope_section") or _SECTIONS)
+    sections = tuple(rope.get("mrope_section") or _SECTIONS[kind])
+    if has_interleaved_sections(config) and len(sections) != 3:
+        raise ValueError(f"mrope_section is {list(sections)}")
+    return sections
+
+
+def has_interleaved_sections(config: Json) -> bool:
+    return bool(config.get("model_type") == "qwen3_vl")
 
 
 def vision_config(config: Json) -> VisionConfig | None:
@@ -101,6 +117,8 @@ def vision_config(config: Json) -> VisionConfig | None:
         return _checked(_idefics3(config, vision))
     if kind == "qwen2_5_vl":
         return _checked(_qwen2_5_vl(vision))
+    if kind == "qwen3_vl":
+        return _checked(_qwen3_vl(vision))
     return None
 
 
@@ -138,6 +156,23 @@ def _qwen2_5_vl(vision: Json) -> VisionConfig:
     )
 
 
+def _qwen3_vl(vision: Json) -> VisionConfig:
+    if (activation := vision.get("hidden_act", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
+        raise ModelUnsupported(f"the activation of its image encoder is {activation}; supported: gelu_pytorch_tanh")
+    return VisionConfig(
+        family="qwen3_vl",
+        hidden_size=vision.get("hidden_size", 1152),
+        intermediate_size=vision.get("intermediate_size", 4304),
+        num_layers=vision.get("depth", 27),
+        num_heads=vision.get("num_heads", 16),
+        patch_size=vision.get("patch_size", 16),
+        merge_size=vision.get("spatial_merge_size", 2),
+        temporal_patch_size=vision.get("temporal_patch_size", 2),
+        position_side=math.isqrt(vision.get("num_position_embeddings", 2304)),
+        stacked_layers=tuple(vision.get("deepstack_visual_indexes", (8, 16, 24))),
+    )
+
+
 def _checked(vision: VisionConfig) -> VisionConfig:
     """Kernels divide by these. Raises ValueError."""
     sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "patch_size", "merge_size")
@@ -146,9 +181,16 @@ def _checked(vision: VisionConfig) -> VisionConfig:
             raise ValueError(f"{name} of its image encoder is {size!r}, and must be a positive whole number")
     if vision.hidden_size % vision.num_heads:
         raise ValueError(f"its image encoder has {vision.num_heads} heads in {vision.hidden_size} dimensions")
+    if vision.family != "idefics3" and vision.hidden_size // vision.num_heads % 4:
+        raise ValueError("heads of its image encoder cannot be as small as they are")
     if vision.family == "qwen2_5_vl":
-        if vision.hidden_size // vision.num_heads % 4 or vision.window_size // vision.merge_size < vision.patch_size:
-            raise ValueError("heads or windows of its image encoder cannot be as small as they are")
+        if vision.window_size // vision.merge_size < vision.patch_size:
+            raise ValueError("windows of its image encoder cannot be as small as they are")
+        return vision
+    if vision.family == "qwen3_vl":
+        stacked = vision.stacked_layers
+        if vision.position_side < 1 or len({*stacked}) != len(stacked) or not {*stacked} <= {*range(vision.num_layers)}:
+            raise ValueError("positions or stacked layers of its image encoder are not as they must be")
         return vision
     side = vision.image_size // vision.patch_size
     if side < 1 or side % vision.merge_size:

@@ -27,7 +27,7 @@ MAX_RANK = 256
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<linear>.+)\.lora_(?P<part>[AB])\.weight")
 # How a model that also sees images calls the part that speaks: as in `hub.hf`.
-_TEXT = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?(?=layers\.)")
+_TEXT = re.compile(r"^(?:model\.)?(?:language|text)_model\.(?:model\.)?(?=layers\.)")
 # What an adapter may say that would make it more than pairs of matrices: what it is called, when it is set.
 _REFUSED = {
     "use_dora": "DoRA",

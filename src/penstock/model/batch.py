@@ -34,7 +34,10 @@ class ImageRows:
     """Tokens of images, in place of whose embeddings the decoder takes what the encoder made."""
 
     rows: Tensor  # [rows] int64
-    values: Tensor  # [rows, hidden]
+    values: Tensor  # [rows, levels * hidden]: the embedding, and what is added behind each of the first layers
+
+    def level(self, number: int, hidden_size: int) -> Tensor:
+        return self.values[:, number * hidden_size : (number + 1) * hidden_size]
 
 
 @dataclass(frozen=True)

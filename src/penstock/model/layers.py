@@ -140,20 +140,22 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class TurnedAttention:
-    """Attention whose queries and keys are rotated before it: its own rotation turns nothing."""
+    """Attention whose queries and keys are normed and rotated before it: its own rotation turns nothing."""
 
     attention: Attention
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         own, ops = self.attention, self.attention.ops
         qkv = turned(ops.norm_linear(stream, own.norm, own.qkv), own.spec, batch)
-        ops.add_linear(stream, ops.attention(qkv, own.spec, own.rope, kv, batch), own.output)
+        spec = replace(own.spec, q_norm=None, k_norm=None)
+        ops.add_linear(stream, ops.attention(qkv, spec, own.rope, kv, batch), own.output)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedLayer:
     attention: TurnedAttention
     mlp: MLP
+    level: int = 0  # of what an image's encoder made, what is added behind this layer; 0: nothing (deepstack)
 
     @property
     def parts(self) -> None:
@@ -162,6 +164,16 @@ class TurnedLayer:
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         self.attention(stream, kv, batch)
         self.mlp(stream)
+        if self.level and batch.images is not None:
+            total = stream.total()
+            level = batch.images.level(self.level, total.shape[1])
+            stream.residual = total.index_add(0, batch.images.rows, level.to(total.dtype))
+            stream.pending = None
+
+
+def turned_layer(attention: Attention, mlp: MLP, index: int, config: ModelConfig) -> TurnedLayer:
+    levels = config.vision.levels if config.vision is not None else 1
+    return TurnedLayer(TurnedAttention(attention), mlp, index + 1 if index + 1 < levels else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +234,8 @@ class Decoder:
         self.ops.begin(batch)
         embedded = self.embedding(batch.token_ids)
         if batch.images is not None:
-            embedded.index_copy_(0, batch.images.rows, batch.images.values.to(embedded.dtype))
+            own = batch.images.level(0, embedded.shape[1])
+            embedded.index_copy_(0, batch.images.rows, own.to(embedded.dtype))
         stream = Stream(embedded)
         self.ops.run_layers(self.layers, stream, kv, batch)
         if self.after is not None:

@@ -7,6 +7,7 @@ are given angles of zero: no kernel needs to know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,7 @@ class Turning:
         if sum(sections) != config.head_dim // 2:
             raise ModelCorrupt(f"its mrope_section {list(sections)} is not of a head of {config.head_dim} dimensions")
         frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-        directions = torch.arange(len(sections)).remainder(3).repeat_interleave(torch.tensor(sections))
-        return cls(frequencies.to(device), directions.to(device))
+        return cls(frequencies.to(device), _directions(sections, interleaved=config.rope_interleaved).to(device))
 
     def __call__(self, batch: Batch) -> Angles:
         turns = batch.turns
@@ -43,10 +43,27 @@ class Turning:
 
 
 def turned(qkv: Tensor, spec: AttentionSpec, batch: Batch) -> Tensor:
-    """Queries and keys rotated, in place; values as they are."""
+    """Queries and keys normed, if they are to be, and rotated, in place; values as they are."""
     assert batch.angles is not None, "a decoder whose layers turn makes the angles"
     cos, sin = batch.angles.cos, batch.angles.sin
     heads = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.num_heads + spec.num_kv_heads]
-    first, second = heads.float().chunk(2, dim=-1)
+    first, second = _normed(heads.float(), spec).chunk(2, dim=-1)
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
     return qkv
+
+
+def _normed(heads: Tensor, spec: AttentionSpec) -> Tensor:
+    if spec.q_norm is None or spec.k_norm is None:
+        return heads
+    weights = spec.q_norm.expand(spec.num_heads, -1), spec.k_norm.expand(spec.num_kv_heads, -1)
+    return heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + spec.norm_eps) * torch.cat(weights).float()
+
+
+def _directions(sections: Sequence[int], *, interleaved: bool) -> Tensor:
+    """What each frequency turns with: 0 time, 1 row, 2 column."""
+    if not interleaved:
+        return torch.arange(len(sections)).remainder(3).repeat_interleave(torch.tensor(sections))
+    directions = torch.zeros(sum(sections), dtype=torch.int64)
+    for direction in (1, 2):
+        directions[direction : 3 * sections[direction] : 3] = direction
+    return directions

@@ -81,11 +81,12 @@ def turns_of(planned: Slice, merge_size: int) -> Ints:
 class ImageTable:
     """Embeddings of images, by digest."""
 
-    def __init__(self, encoder: VisionEncoder, max_tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, encoder: VisionEncoder, max_tokens: int, columns: int, dtype: torch.dtype) -> None:
+        """`columns`: of what the encoder makes of a token, all levels of it."""
         self.max_tokens = max_tokens
         self._encoder = encoder
         self._device = encoder.device
-        self._values = torch.zeros(max_tokens, hidden_size, dtype=dtype, device=self._device)
+        self._values = torch.zeros(max_tokens, columns, dtype=dtype, device=self._device)
         self._places: dict[str, Ints] = {}  # rows of the table
         self._free: list[int] = list(range(max_tokens))
 

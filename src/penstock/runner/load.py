@@ -178,7 +178,8 @@ def _images(checkpoint: Checkpoint, ops: Ops, limits: Limits) -> ImageTable | No
     encoder = load_vision(checkpoint, ops) if limits.image_tokens else None
     if encoder is None:
         return None
-    return ImageTable(encoder, limits.image_tokens, checkpoint.config.hidden_size, ops.activation_dtype)
+    columns = encoder.config.levels * checkpoint.config.hidden_size
+    return ImageTable(encoder, limits.image_tokens, columns, ops.activation_dtype)
 
 
 def _experts(checkpoint: Checkpoint, settings: EngineSettings, ops: Ops, ranks: Ranks) -> ExpertLayers | None:

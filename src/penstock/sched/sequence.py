@@ -90,21 +90,12 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Its next token is to be chosen, and the one before is known. Nobody guesses after images: models to guess
-        with have not seen them, and a draft taken from the prompt may be a token of theirs."""
-        guide = self.guide
-        return (
-            not self.request.images
-            and self.num_in_flight == 0
-            and not self.must_wait
-            and (guide is None or guide.is_quick)
-        )
+        """Its next token is to be chosen, and the one before is known."""
+        return self.num_in_flight == 0 and not self.must_wait and (self.guide is None or self.guide.is_quick)
 
     @property
     def will_draft(self) -> bool:
         """It may, once what is in flight is read."""
-        if self.request.images:
-            return False
         return self.num_in_flight > 0 and not self.is_settled and (self.guide is None or self.guide.is_quick)
 
     @property

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
+from penstock.core.images import image_token
 from penstock.core.request import Request
 from penstock.sched.sequence import Sequence
 from penstock.sched.speculation.ngram import PairChains, PromptLookup
@@ -48,6 +49,12 @@ def test_of_places_that_agree_alike_the_latest_is_followed() -> None:
 def test_what_runs_into_the_end_goes_round() -> None:
     assert propose([4, 1, 2, 3, 1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
     assert propose([8, 8, 8], 4) == [8, 8, 8, 8]
+
+
+def test_tokens_of_images_are_never_proposed() -> None:
+    image = image_token("2a" * 16)
+    assert propose([5, 6, 7, image, image, 8, 5, 6], 5) == [7]
+    assert propose([5, 6, image, image, 8, 5, 6], 5) == []
 
 
 def test_a_longer_agreement_is_of_a_better_kind() -> None:

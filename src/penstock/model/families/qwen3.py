@@ -1,16 +1,20 @@
-"""Qwen3 (dense): each head of q and k is normed before it is rotated."""
+"""Qwen3 (dense): each head of q and k is normed before it is rotated. The decoder of Qwen3-VL is one whose heads turn
+with images, and that takes what its encoder adds."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of
-from penstock.model.ops import Rope
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, turned_layer
+from penstock.model.ops import Layer, Rope
 from penstock.model.weights import Weights
 
 
-def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
-    return DecoderLayer(normed_attention(weights, rope, index), MLP.load(weights))
+def layer(weights: Weights, rope: Rope, index: int) -> Layer:
+    attention = normed_attention(weights, rope, index)
+    if weights.config.rope_sections:
+        return turned_layer(attention, MLP.load(weights), index, weights.config)
+    return DecoderLayer(attention, MLP.load(weights))
 
 
 def normed_attention(weights: Weights, rope: Rope, index: int) -> Attention:

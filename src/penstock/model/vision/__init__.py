@@ -1,6 +1,6 @@
 """Encoders of images, in plain torch: pixels in, embeddings for a decoder out. Every rank of a model has all of it.
 
-Images of one shape are encoded together. On a CPU numbers are float32 whatever the decoder's are, as the native
+All images of a step are encoded in one run. On a CPU numbers are float32 whatever the decoder's are, as the native
 operations have their activations; on a GPU they are the decoder's.
 """
 
@@ -27,7 +27,7 @@ class VisionEncoder(Protocol):
     def device(self) -> torch.device: ...
 
     def __call__(self, images: Sequence[ImageInput]) -> list[Tensor]:
-        """[tokens, hidden] of each, as the decoder takes them in place of its tokens' embeddings."""
+        """[tokens, columns] of each, as the decoder takes them: see `ImageRows`."""
 
 
 class TensorSource(Protocol):
@@ -72,14 +72,6 @@ class Affine:
 def pixels_of(image: ImageInput, device: torch.device, dtype: torch.dtype) -> Tensor:
     values = torch.frombuffer(bytearray(image.values), dtype=torch.float32)
     return values.view(image.shape).to(device, dtype)
-
-
-def by_shape(images: Sequence[ImageInput]) -> list[list[int]]:
-    """Places of images that can be encoded together."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for place, image in enumerate(images):
-        found.setdefault((*image.shape, *image.grid), []).append(place)
-    return list(found.values())
 
 
 Load = Callable[[VisionConfig, Reader], VisionEncoder]

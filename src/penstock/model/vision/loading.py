@@ -10,8 +10,13 @@ from penstock.model.ops import Ops
 from penstock.model.vision import Load, Reader, VisionEncoder
 from penstock.model.vision.idefics3 import Idefics3Encoder
 from penstock.model.vision.qwen2_5_vl import Qwen25Encoder
+from penstock.model.vision.qwen3_vl import Qwen3Encoder
 
-_FAMILIES: dict[str, Load] = {"idefics3": Idefics3Encoder.load, "qwen2_5_vl": Qwen25Encoder.load}
+_FAMILIES: dict[str, Load] = {
+    "idefics3": Idefics3Encoder.load,
+    "qwen2_5_vl": Qwen25Encoder.load,
+    "qwen3_vl": Qwen3Encoder.load,
+}
 
 
 @torch.inference_mode()

@@ -1,7 +1,6 @@
 """Qwen2.5-VL: images of any size, most layers of which see a window of neighbouring patches only.
 
-Patches lie in squares that become one token each, and squares in windows: attention of a window, or of an image, is
-over neighbouring rows. Windows of one size are attended together.
+Squares of patches are brought into the order of windows first, and their tokens back in the end.
 """
 
 from __future__ import annotations
@@ -15,10 +14,19 @@ from torch import Tensor
 
 from penstock.core.images import ImageInput
 from penstock.core.model_config import VisionConfig
-from penstock.model.vision import Affine, Reader, by_shape, pixels_of
+from penstock.model.vision import Affine, Reader
+from penstock.model.vision.packed import (
+    Grid,
+    Pieces,
+    attended,
+    grid_angles,
+    grids_of,
+    packed_pixels,
+    split_tokens,
+    whole_images,
+)
 
 _EPS = 1e-6
-_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,80 +65,40 @@ class Qwen25Encoder:
         return self.patches.device
 
     def __call__(self, images: Sequence[ImageInput]) -> list[Tensor]:
-        """Images of one grid together."""
-        found: dict[int, Tensor] = {}
-        for places in by_shape(images):
-            device, dtype = self.patches.device, self.patches.dtype
-            values = torch.stack([pixels_of(images[place], device, dtype) for place in places])
-            found.update(zip(places, self._encoded(values, *images[places[0]].grid[1:]), strict=True))
-        return [found[place] for place in range(len(images))]
-
-    def _encoded(self, values: Tensor, rows: int, columns: int) -> Tensor:
-        """[images, patches, values] -> [images, tokens, hidden of the decoder]"""
-        config = self.config
-        unit = config.merge_size**2
-        order, windows = window_order(config, rows, columns)
-        order = order.to(values.device)
-        cos, sin = (each.to(values.device) for each in self._angles(rows, columns))
-        cos, sin = (each.view(-1, unit, each.shape[1])[order].flatten(0, 1) for each in (cos, sin))
-        count, hidden = len(values), config.hidden_size
-        x = F.linear(values, self.patches).view(count, -1, unit, hidden)[:, order].flatten(1, 2)
-        pieces = [(begin * unit, end * unit) for begin, end in windows]
+        config, grids, device = self.config, grids_of(images), self.device
+        unit, hidden = config.merge_size**2, config.hidden_size
+        order, windows = window_order(config, grids)
+        order = order.to(device)
+        turns = grid_angles(config, grids).to(device).view(-1, unit, hidden // config.num_heads // 2)[order]
+        angles = turns.flatten(0, 1).cos(), turns.flatten(0, 1).sin()
+        x = F.linear(packed_pixels(images, self.patches), self.patches).view(-1, unit, hidden)[order].flatten(0, 1)
+        whole = whole_images(grids)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv.linear(_rms(x, layer.attention_norm))
-            own = [(0, x.shape[1])] if index in config.full_layers else pieces
-            x = x + layer.output.linear(self._attended(qkv, cos, sin, own))
+            pieces = whole if index in config.full_layers else windows
+            x = x + layer.output.linear(attended(qkv, angles, config.num_heads, pieces))
             gate, up = layer.gate_up.linear(_rms(x, layer.norm)).chunk(2, dim=-1)
             x = x + layer.down.linear(F.silu(gate) * up)
-        merged = _rms(x, self.merger_norm).view(count, -1, unit * hidden)
+        merged = _rms(x, self.merger_norm).view(-1, unit * hidden)
         made = self.merger_down.linear(F.gelu(self.merger_up.linear(merged)))
-        return made[:, order.argsort()]
-
-    def _angles(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [patches, head size / 2]: a half turns with the row, the other one with the column."""
-        config, merge = self.config, self.config.merge_size
-        part = config.hidden_size // config.num_heads // 2
-        frequencies = 1.0 / (_THETA ** (torch.arange(0, part, 2, dtype=torch.float32) / part))
-        places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-        squares = (rows // merge, merge, columns // merge, merge)
-        lying = [each.reshape(squares).transpose(1, 2).flatten().float() for each in places]
-        angles = torch.cat([torch.outer(each, frequencies) for each in lying], dim=1)
-        return angles.cos(), angles.sin()
-
-    def _attended(self, qkv: Tensor, cos: Tensor, sin: Tensor, pieces: list[tuple[int, int]]) -> Tensor:
-        heads = qkv.view(*qkv.shape[:2], 3, self.config.num_heads, -1)  # [images, patches, 3, heads, dim]
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [images, heads, patches, dim] each
-        q, k = _turned(q, cos, sin), _turned(k, cos, sin)
-        sizes: dict[int, list[int]] = {}
-        for begin, end in pieces:
-            sizes.setdefault(end - begin, []).append(begin)
-        out = torch.empty_like(q)
-        for size, begins in sizes.items():
-            rows = torch.tensor(begins, device=q.device)[:, None] + torch.arange(size, device=q.device)
-            # [images, windows, heads, rows, dim]
-            own_q, own_k, own_v = (each[:, :, rows].transpose(1, 2) for each in (q, k, v))
-            out[:, :, rows] = F.scaled_dot_product_attention(own_q, own_k, own_v).transpose(1, 2)
-        return out.transpose(1, 2).flatten(2)
+        return split_tokens(made[order.argsort()], images)
 
 
-def window_order(config: VisionConfig, rows: int, columns: int) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Tokens window by window, and where each window begins and ends among them."""
-    size = config.window_size // config.merge_size // config.patch_size
-    tokens = torch.arange(rows // config.merge_size * (columns // config.merge_size))
-    grid = tokens.view(rows // config.merge_size, columns // config.merge_size)
-    found = [tile.flatten() for band in torch.split(grid, size) for tile in torch.split(band, size, dim=1)]
-    ends = torch.tensor([len(each) for each in found]).cumsum(0).tolist()
+def window_order(config: VisionConfig, grids: Sequence[Grid]) -> tuple[Tensor, Pieces]:
+    """Squares of all images window by window, and where the patches of each window begin and end then."""
+    size, merge, first = config.window_size // config.merge_size // config.patch_size, config.merge_size, 0
+    found: list[Tensor] = []
+    for rows, columns in ((rows // merge, columns // merge) for rows, columns in grids):
+        places = torch.arange(first, first + rows * columns).view(rows, columns)
+        found += [tile.flatten() for band in places.split(size) for tile in band.split(size, dim=1)]
+        first += rows * columns
+    ends = (torch.tensor([len(each) for each in found]).cumsum(0) * merge**2).tolist()
     return torch.cat(found), list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS)).to(x.dtype)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def _layer(reader: Reader) -> WindowLayer:

@@ -11,7 +11,8 @@ def vision_shapes(config: ModelConfig) -> Shapes:
     vision = config.vision
     if vision is None:
         return {}
-    return _idefics3(vision, config.hidden_size) if vision.family == "idefics3" else _qwen(vision, config.hidden_size)
+    made = {"idefics3": _idefics3, "qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3}[vision.family]
+    return made(vision, config.hidden_size)
 
 
 def _idefics3(vision: VisionConfig, decoder: int) -> Shapes:
@@ -33,7 +34,7 @@ def _idefics3(vision: VisionConfig, decoder: int) -> Shapes:
     return shapes
 
 
-def _qwen(vision: VisionConfig, decoder: int) -> Shapes:
+def _qwen2_5(vision: VisionConfig, decoder: int) -> Shapes:
     hidden, ffn, merged = vision.hidden_size, vision.intermediate_size, vision.hidden_size * vision.merge_size**2
     shapes: Shapes = {
         "vision.patch_embed.proj.weight": (hidden, 3, vision.temporal_patch_size, vision.patch_size, vision.patch_size),
@@ -48,6 +49,26 @@ def _qwen(vision: VisionConfig, decoder: int) -> Shapes:
         for part in ("gate_proj", "up_proj"):
             shapes |= _affine(f"{at}.mlp.{part}", (ffn, hidden))
         shapes |= _affine(f"{at}.mlp.down_proj", (hidden, ffn))
+    return shapes
+
+
+def _qwen3(vision: VisionConfig, decoder: int) -> Shapes:
+    hidden, ffn, merged = vision.hidden_size, vision.intermediate_size, vision.hidden_size * vision.merge_size**2
+    patch = (3, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
+    shapes: Shapes = {
+        "vision.patch_embed.proj.weight": (hidden, *patch),
+        "vision.patch_embed.proj.bias": (hidden,),
+        "vision.pos_embed.weight": (vision.position_side**2, hidden),
+    }
+    stacked = {f"vision.deepstack_merger_list.{place}": (merged,) for place in range(len(vision.stacked_layers))}
+    for at, norm in {"vision.merger": (hidden,), **stacked}.items():
+        shapes |= _affine(f"{at}.norm", norm)
+        shapes |= _affine(f"{at}.linear_fc1", (merged, merged)) | _affine(f"{at}.linear_fc2", (decoder, merged))
+    for layer in range(vision.num_layers):
+        at = f"vision.blocks.{layer}"
+        shapes |= _affine(f"{at}.norm1", (hidden,)) | _affine(f"{at}.norm2", (hidden,))
+        shapes |= _affine(f"{at}.attn.qkv", (3 * hidden, hidden)) | _affine(f"{at}.attn.proj", (hidden, hidden))
+        shapes |= _affine(f"{at}.mlp.linear_fc1", (ffn, hidden)) | _affine(f"{at}.mlp.linear_fc2", (hidden, ffn))
     return shapes
 
 

@@ -60,7 +60,10 @@ class DraftModel:
         self.is_settled = True
 
     def look(self, sequence: LiveSequence) -> int | None:
-        return 0 if sequence.table is not None and len(sequence.token_ids) < self._context_length else None
+        """It sees no images: what it would say of them is worth nothing."""
+        if sequence.request.images or sequence.table is None or len(sequence.token_ids) >= self._context_length:
+            return None
+        return 0
 
     def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> list[list[int]]:
         counts = {sequence: room for sequence, count in wanted if (room := self._with_room(sequence, count))}

@@ -9,8 +9,10 @@ places where the same two stood before, the latest first, and of those the one t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from weakref import WeakKeyDictionary
 
+from penstock.core.images import FIRST_IMAGE_TOKEN
 from penstock.sched.sequence import Sequence as LiveSequence
 
 _MAX_PLACES = 16  # to look at
@@ -75,13 +77,14 @@ class PairChains:
         return best
 
     def copy(self, count: int) -> list[int]:
-        """The tokens that follow where the last look found; where that runs into the end, it goes round."""
+        """The tokens that follow where the last look found, up to an image of the prompt; where that runs into the end,
+        it goes round."""
         start = self._found + 1
         found = self._text[start : start + count]
         period = len(self._text) - start
         while len(found) < count:
             found.append(found[-period])
-        return found
+        return list(takewhile(lambda token_id: token_id < FIRST_IMAGE_TOKEN, found))
 
     def _extend(self, token_ids: Sequence[int]) -> None:
         latest, before, text = self._latest, self._before, self._text
