@@ -101,9 +101,11 @@ class _Server:
             raise EngineUnavailable(f"{self._url} cannot be reached, or is no penstock server: {error}") from None
         if found.status in (200, 202):
             return answer
-        error = answer.get("error", {}) if isinstance(answer, dict) else {}
-        said = error.get("message", "") if isinstance(error, dict) else str(error)
-        if found.status == 404 and error.get("code") == "not_found":
+        refusal = answer.get("error", {}) if isinstance(answer, dict) else {}
+        if not isinstance(refusal, dict):
+            refusal = {"message": str(refusal)}
+        said = refusal.get("message", "")
+        if found.status == 404 and refusal.get("code") == "not_found":
             said = "this server has no such API here: is the admin API on a port of its own (admin_port)?"
         kind = Conflict if found.status == 409 else InvalidValue
         raise kind(said or f"{self._url} answered {found.status}")

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from penstock.core.errors import BudgetExhausted, PenstockError, RateLimited
@@ -292,7 +293,7 @@ class GatewayRecorder:
         if self._decisions is not None:
             self._registry.count(catalog.DECISIONS_LOST).value = self._decisions.num_lost
         self._registry.count(catalog.TRACES_LOST).value = self.traces.num_lost
-        for metric, values in (self.batch_counts() | self.pipeline_counts()).items():
+        for metric, values in chain(self.batch_counts().items(), self.pipeline_counts().items()):
             replace(metric, values)
         replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
         replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})

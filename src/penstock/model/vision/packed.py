@@ -72,7 +72,7 @@ def attended(qkv: Tensor, angles: tuple[Tensor, Tensor], num_heads: int, pieces:
 
 
 def split_tokens(made: Tensor, images: Sequence[ImageInput]) -> list[Tensor]:
-    return list(made.split([image.num_tokens for image in images]))
+    return list(torch.split(made, [image.num_tokens for image in images]))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def window_order(config: VisionConfig, grids: Sequence[Grid]) -> tuple[Tensor, P
     found: list[Tensor] = []
     for rows, columns in ((rows // merge, columns // merge) for rows, columns in grids):
         places = torch.arange(first, first + rows * columns).view(rows, columns)
-        found += [tile.flatten() for band in places.split(size) for tile in band.split(size, dim=1)]
+        found += [tile.flatten() for band in torch.split(places, size) for tile in torch.split(band, size, dim=1)]
         first += rows * columns
     ends = (torch.tensor([len(each) for each in found]).cumsum(0) * merge**2).tolist()
     return torch.cat(found), list(zip([0, *ends[:-1]], ends, strict=True))
