@@ -177,13 +177,17 @@ class Engine:
         if request.guide is not None and self.guides is None:
             self._refuse(request, "this engine cannot keep an answer to a guide", UnsupportedParameter.code)
             return
+        if request.thinking is not None and self.guides is None:
+            self._refuse(request, "this engine cannot keep thoughts to a budget", UnsupportedParameter.code)
+            return
         if request.adapter is not None and not self.scheduler.adapters.num_slots:
             self._refuse(request, "this engine runs no adapters", UnsupportedParameter.code)
             return
         if request.images and (reason := self._refusal_of(request)):
             self._refuse(request, reason, UnsupportedParameter.code)
             return
-        guide = self.guides.open(request) if request.guide is not None and self.guides is not None else None
+        is_guided = request.guide is not None or request.thinking is not None
+        guide = self.guides.open(request) if is_guided and self.guides is not None else None
         sequence = self.scheduler.submit(request, now, guide)
         if self.transfer is not None and self.transfer.begin(sequence, now):
             self.scheduler.set_aside(sequence)

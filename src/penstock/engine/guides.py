@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +24,8 @@ from penstock.core.cores import usable_cores
 from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request
-from penstock.sched.guiding import Follow
+from penstock.engine.thoughts import Only, ThoughtGuide
+from penstock.sched.guiding import Follow, Mask
 from penstock.text.grammars import Matcher, Vocabulary, prepare
 
 log = logging.getLogger("penstock.engine")
@@ -51,9 +52,13 @@ class Guides:
         self._quick = ThreadPoolExecutor(self._num_threads, "masks")
         self._slow = ThreadPoolExecutor(max(1, num_cores // 8), "slow-masks", initializer=_be_kind)
 
-    def open(self, request: Request) -> LiveGuide:
-        """What keeps a request to its guide. It is not ready yet."""
-        return LiveGuide(self, request)
+    def open(self, request: Request) -> LiveGuide | ThoughtGuide:
+        """What keeps a request to its guide, and its thoughts to their budget. It is not ready yet."""
+        return LiveGuide(self, request) if request.thinking is None else ThoughtGuide(self, request)
+
+    def open_answer(self, request: Request, num_before: int, text: bytes) -> LiveGuide:
+        """Of a request whose thoughts took so many tokens so far; this text was in the last one."""
+        return LiveGuide(self, request, num_before, text)
 
     def wait(self, timeout_s: float) -> None:
         """Until a guide may have become ready."""
@@ -71,7 +76,7 @@ class Guides:
         self._kept.move_to_end(key)
         return kept.copy()
 
-    def begin(self, live: LiveGuide) -> None:
+    def begin(self, live: LiveGuide | ThoughtGuide) -> None:
         """Make a matcher for it, and its first mask."""
         self._making.submit(live.begin).add_done_callback(self._tell)
 
@@ -115,6 +120,13 @@ class Guides:
     def _tell(self, _: Future[None]) -> None:
         self._news.set()
 
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """For the making thread: the first call reads the vocabulary."""
+        return self._vocabulary.words.tokens.__getitem__
+
+    def token_ids(self, text: bytes) -> list[int]:
+        return self._vocabulary.words(text)
+
     @property
     def end_id(self) -> int:
         return self._vocabulary.eos_ids[0]
@@ -129,6 +141,13 @@ class Guides:
         bits[token_id >> 3] = 1 << (token_id & 7)
         return bytes(bits)
 
+    def any_but(self, token_ids: Sequence[int]) -> bytes:
+        """All others may come."""
+        bits = bytearray(((1 << self._vocabulary.size) - 1).to_bytes(self._vocabulary.mask_bytes, "little"))
+        for token_id in token_ids:
+            bits[token_id >> 3] &= ~(1 << (token_id & 7))
+        return bytes(bits)
+
 
 class LiveGuide:
     """One sequence's. The loop's thread and another take turns: a mask is there before a token is chosen by it.
@@ -137,10 +156,12 @@ class LiveGuide:
     one by one, by masks of one token, so that the answer is the same.
     """
 
-    def __init__(self, guides: Guides, request: Request) -> None:
+    def __init__(self, guides: Guides, request: Request, num_before: int = 0, text: bytes = b"") -> None:
+        """`num_before`: tokens of thoughts before its answer, which begins with this text, and then its output."""
         self._guides = guides
         self._request = request
-        self._num_tokens = len(request.output_ids)
+        self._text = text
+        self._num_tokens = num_before + len(request.output_ids)
         self._may_jump = request.sampling.num_logprobs is None
         self.is_quick = False  # as it was the last time
         self._coming: list[int] = []  # forced, and not taken yet
@@ -197,6 +218,45 @@ class LiveGuide:
             self._guides.want(self)
         return Follow(forced)
 
+    def allows(self, token_id: int) -> bool:
+        return _allows(self._guides.mask_now(self), token_id)
+
+    def begin_after(self, num_before: int, text: bytes) -> Follow:
+        """Thoughts of so many tokens are over, and the last token brought this text, which nobody has chosen by it."""
+        self._num_tokens = num_before
+        if not text:
+            return Follow([])
+        matcher = self._matcher
+        self._guides.wait_for(self.mask)
+        if matcher is None or self._error is not None or not matcher.take(self._guides.token_ids(text)):
+            return self._failed()
+        if matcher.is_over:
+            return self._failed() if matcher.error else Follow([self._guides.end_id], FinishReason.STOP)
+        self.mask, self._coming, self._foreseen, self._is_jump_over = Future(), [], [], False
+        self._guides.want(self)
+        return Follow([])
+
+    def ahead_from(self, text: bytes, drafts: Sequence[int]) -> list[Mask]:
+        """Of the place where it begins, after this text, and of those after drafts."""
+        if not text:
+            return [self, *(self.ahead(drafts) if drafts else ())]
+        masks = self._masks_from(text, drafts)
+        return [
+            Only(mask) for mask in masks + [self._guides.mask_of(self._guides.end_id)] * (1 + len(drafts) - len(masks))
+        ]
+
+    def _masks_from(self, text: bytes, drafts: Sequence[int]) -> list[bytes]:
+        self._guides.wait_for(self.mask)
+        if self._matcher is None or self._error is not None:
+            return []
+        matcher = self._matcher.copy()
+        if not matcher.take(self._guides.token_ids(text)) or matcher.is_over:
+            return []
+        coming = self._forced(matcher)
+        found = [self._mask_at(matcher, coming, self._num_tokens), *self._masks_after(drafts, matcher, coming)]
+        self._foreseen = []  # what is forced is looked for again, after the text
+        return found
+
     def _jump(self, matcher: Matcher) -> list[int]:
         """Over all that is forced from here."""
         started_s = time.thread_time()
@@ -241,7 +301,7 @@ class LiveGuide:
             guide = self._request.guide
             assert guide is not None
             self._matcher = self._guides.matcher(guide, self._request.tenant)
-            if not self._matcher.take(self._request.output_ids):
+            if not self._matcher.take([*self._guides.token_ids(self._text), *self._request.output_ids]):
                 self._error = EngineFailed("what was generated elsewhere does not follow it")
         except BaseException as error:
             self._note(error, "a guide could not be made")

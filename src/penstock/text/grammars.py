@@ -89,8 +89,12 @@ class Vocabulary:
         self.limits = llguidance.LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 
     @cached_property
+    def words(self) -> Words:
+        return self._words()
+
+    @cached_property
     def tokenizer(self) -> llguidance.LLTokenizer:
-        words = llguidance.TokenizerWrapper(self._words())
+        words = llguidance.TokenizerWrapper(self.words)
         return llguidance.LLTokenizer(words, n_vocab=self.size, eos_token=self.eos_ids)
 
 

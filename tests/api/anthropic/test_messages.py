@@ -130,7 +130,6 @@ def test_a_block_that_is_not_text_is_unsupported_for_its_type(block: Any) -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"thinking": {"type": "adaptive"}},
         {"service_tier": "priority"},
         {"container": "c1"},
         {"mcp_servers": [{"url": "x"}]},
@@ -145,6 +144,17 @@ def test_what_is_not_built_is_unsupported_by_name(fields: dict[str, Any]) -> Non
 def test_how_hard_a_model_is_to_try_is_its_effort_of_reasoning() -> None:
     assert parse(output_config={"effort": "high"}).to_chat().reasoning_effort == "high"
     assert parse().to_chat().reasoning_effort is None
+
+
+def test_thinking_is_asked_for_with_a_budget_that_leaves_room_for_the_answer() -> None:
+    asked = parse(thinking={"type": "enabled", "budget_tokens": 4}).to_chat().reasoning_asked()
+    assert (asked.is_on, asked.budget, asked.is_shown) == (True, 4, True)
+    asked = parse(thinking={"type": "adaptive", "display": "omitted"}).to_chat().reasoning_asked()
+    assert (asked.is_on, asked.budget, asked.is_shown) == (None, None, False)
+    assert parse(thinking={"type": "disabled"}).to_chat().reasoning_asked().is_on is False
+    with pytest.raises(InvalidRequest, match="max_tokens") as refused:
+        parse(thinking={"type": "enabled", "budget_tokens": 5})
+    assert refused.value.param == "thinking"
 
 
 @pytest.mark.parametrize(

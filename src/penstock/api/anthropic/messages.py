@@ -20,6 +20,7 @@ from penstock.api.anthropic.tools import Tool, ToolChoice
 from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
 from penstock.api.openai.generation import MAX_STOPS, SAME_USER, Count, PositiveCount, StopString
 from penstock.api.openai.guided import GuideAsked
+from penstock.api.openai.reasoning import ThinkingOption
 from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
 from penstock.core.errors import ThreadUnsupported
 
@@ -53,7 +54,7 @@ class PromptRequest(WireStruct):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
 
-    thinking: Annotated[Any, NotBuilt({"type": "disabled"})] = None
+    thinking: ThinkingOption | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: Annotated[Any, NotBuilt()] = None
@@ -100,6 +101,7 @@ class PromptRequest(WireStruct):
             continue_final_message=turns[-1].role == "assistant",
             tools=self._offer() or None,
             tool_choice=self._choice(),
+            thinking=self.thinking,
             reasoning_effort=self.output_config.effort if self.output_config is not None else None,
             response_format=asked.to_openai() if (asked := self._format()) is not None else None,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
@@ -162,6 +164,14 @@ class MessagesRequest(PromptRequest, kw_only=True):
     container: Annotated[Any, NotBuilt()] = None
     inference_geo: Annotated[Any, NotBuilt()] = None
     diagnostics: Annotated[Any, NotBuilt()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            raise Refused(
+                "thinking", f"budget_tokens is {budget}; the answer needs some of the {self.max_tokens} max_tokens"
+            )
 
     def to_chat(self) -> openai.ChatRequest:
         return msgspec.structs.replace(

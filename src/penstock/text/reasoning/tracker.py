@@ -4,8 +4,10 @@ text was held back or joined on its way to a client."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 from penstock.text.reasoning.splitter import Splitter
+from penstock.text.tools.parts import Text
 
 
 class ThoughtTracker:
@@ -32,9 +34,16 @@ class ThoughtTracker:
                 return byte < 0xC0 or length >= (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
         return True
 
-    def take(self, token_id: int) -> None:
-        """Marks are ASCII, so bytes are read as characters: no token's end has to wait for the next one's beginning."""
+    def take(self, token_id: int) -> bytes:
+        """The text of the answer that this token brings. Marks are ASCII, so bytes are read as characters: no token's
+        end has to wait for the next one's beginning."""
         self.num_tokens += self._splitter.is_inside
         data = self._token_bytes(token_id)
         self._last = (self._last + data)[-4:]
-        self._splitter.push(data.decode("latin-1"))
+        parts = self._splitter.push(data.decode("latin-1"))
+        return "".join(part.text for part in parts if isinstance(part, Text)).encode("latin-1")
+
+    def copy(self) -> ThoughtTracker:
+        other = ThoughtTracker(deepcopy(self._splitter), self._token_bytes)
+        other._last, other.num_tokens = self._last, self.num_tokens
+        return other
