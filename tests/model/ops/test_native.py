@@ -144,12 +144,14 @@ class Shape:
     window: int | None = None
     has_norms: bool = False
     cap: float | None = None
+    in_chunks: bool = False
 
     def spec(self) -> AttentionSpec:
         torch.manual_seed(self.dim)
         q_norm, k_norm = (torch.rand(2, self.dim) + 0.5).unbind() if self.has_norms else (None, None)
+        scale, chunks = self.dim**-0.5, self.in_chunks
         return AttentionSpec(
-            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.window, q_norm, k_norm, cap=self.cap
+            self.heads, self.kv_heads, self.dim, scale, self.window, q_norm, k_norm, cap=self.cap, in_chunks=chunks
         )
 
     def rope(self) -> Rope:
@@ -195,6 +197,7 @@ SHAPES = [
     Shape(32, 1, 80, block_size=1, has_norms=True),
     Shape(2, 1, 256, block_size=24),
     Shape(8, 4, 32, window=200, cap=1.5),
+    Shape(8, 2, 32, window=70, in_chunks=True),
 ]
 
 

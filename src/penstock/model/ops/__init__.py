@@ -89,6 +89,8 @@ class AttentionSpec:
     # [num_group_heads] float32: a score of each head's own, that takes its share of the softmax and has no value.
     sinks: Tensor | None = None
     sequence: SequenceGroup | None = None  # ranks that keep tokens of every sequence; None: this one keeps all
+    # Chunked attention: contexts are cut into chunks of `window` tokens, and a token sees those of its chunk before it.
+    in_chunks: bool = False
 
     @property
     def num_group_heads(self) -> int:

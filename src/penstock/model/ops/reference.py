@@ -179,7 +179,7 @@ class ReferenceOps:
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
                 keys.flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
                 values.flatten(1, 2).transpose(1, 2),
-                group.mask(spec.window),
+                group.mask(spec.window, in_chunks=spec.in_chunks),
                 spec.scale * kv.key_scale,
                 spec.cap,
                 spec.sinks if kv.tokens.place == 0 else None,  # once, of ranks that share out tokens
@@ -307,7 +307,7 @@ class Group:
     tokens: TokenSplit
     blocks: Tensor  # [sequences, blocks]
     context_len: int  # slots in those blocks
-    masks: dict[int | None, Tensor]  # by window; filled as layers ask
+    masks: dict[tuple[int | None, bool], Tensor]  # by window; filled as layers ask
 
     @classmethod
     def of(cls, batch: Batch, block_size: int, tokens: TokenSplit, query_len: int, sequences: list[int]) -> Group:
@@ -320,12 +320,13 @@ class Group:
         positions = batch.positions[rows]
         return cls(rows, positions, block_size, tokens, blocks, num_blocks * block_size, masks={})
 
-    def mask(self, window: int | None) -> Tensor:
+    def mask(self, window: int | None, *, in_chunks: bool = False) -> Tensor:
         """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
-        if window not in self.masks:
+        if (window, in_chunks) not in self.masks:
             ends, keys = self.positions.unsqueeze(2) + 1, torch.arange(self.context_len, device=self.rows.device)
             seen = keys < self.tokens.kept(ends, self.block_size)
             if window is not None:
-                seen &= keys >= self.tokens.kept((ends - window).clamp(min=0), self.block_size)
-            self.masks[window] = seen.unsqueeze(1)
-        return self.masks[window]
+                oldest = (ends - 1) // window * window if in_chunks else (ends - window).clamp(min=0)
+                seen &= keys >= self.tokens.kept(oldest, self.block_size)
+            self.masks[window, in_chunks] = seen.unsqueeze(1)
+        return self.masks[window, in_chunks]

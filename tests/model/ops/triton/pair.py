@@ -39,6 +39,7 @@ class Heads:
     window: int | None = None
     norm: bool = False
     cap: float | None = None
+    in_chunks: bool = False
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
@@ -53,6 +54,7 @@ class Heads:
             weight(),
             weight(),
             cap=self.cap,
+            in_chunks=self.in_chunks,
         )
 
 
