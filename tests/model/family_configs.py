@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.core.model_config import Experts, ModelConfig, RopeScaling
+from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling
 
 SHAPE = ModelConfig(
     architecture="llama",
@@ -45,4 +45,14 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
+    "llama4": replace(
+        SHAPE,
+        architecture="llama4_text",
+        num_layers=3,
+        windows=(16, None, 16),
+        in_chunks=True,
+        unrotated_layers=(1,),
+        temperature=AttentionTemperature(0.3, 12),
+        experts=Experts(6, 1, 96, shared_intermediate_size=96, dense_layers=(0,)),
+    ),
 }

@@ -13,6 +13,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -72,6 +73,14 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 32,
 }
+LLAMA4: dict[str, Any] = {
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 5,
+    "attention_chunk_size": 8,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 6,
+    "attn_scale": 0.4,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -92,6 +101,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi4-long": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=LONG_ROPE, original_max_position_embeddings=16),
     "gpt-oss": GptOssConfig(
         **SHAPE, num_local_experts=6, num_experts_per_tok=3, sliding_window=6, rope_parameters=YARN
+    ),
+    "llama4": Llama4TextConfig(**SHAPE, **LLAMA4, rope_parameters=LLAMA3_ROPE),
+    "llama4-dense": Llama4TextConfig(
+        **(SHAPE | {"num_hidden_layers": 3}), **LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False
     ),
 }
 

@@ -46,6 +46,7 @@ SELECTED = [
     ("gemma2", "tp=4 sp=4"),
     ("mistral", "tp=2 pp=2 sp=2"),
     ("qwen3-moe", "tp=2 ep=2 sp=2"),
+    ("llama4", "tp=2 pp=2 ep=2"),
 ]
 NUM_BLOCKS = 16  # too few for all that is open
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig
 
 
 def _shape(
@@ -37,6 +39,19 @@ def _shape(
     )
 
 
+def _llama4(experts: Experts, *, context: int) -> ModelConfig:
+    """With chunks and layers without rotation: a random model of the shape computes what the real one does."""
+    shape = _shape(5120, 16_384, 48, 40, vocab=202_048, context=context, family="llama4_text", experts=experts)
+    full = tuple(range(3, 48, 4))
+    return replace(
+        shape,
+        windows=tuple(None if layer in full else 8192 for layer in range(48)),
+        in_chunks=True,
+        unrotated_layers=full,
+        temperature=AttentionTemperature(),
+    )
+
+
 SHAPES = {
     "tiny": _shape(64, 128, 2, 8, 16, vocab=512, context=8192),  # to see that everything runs
     "llama1b": _shape(2048, 8192, 16, 32, 64, tied=True),
@@ -52,6 +67,10 @@ SHAPES = {
     ),
     "mixtral-8x7b": _shape(
         4096, 14_336, 32, 32, vocab=32_000, context=32_768, family="mixtral", experts=Experts(8, 2, 14_336)
+    ),
+    "llama4-scout": _llama4(Experts(16, 1, 8192, shared_intermediate_size=8192), context=10_485_760),
+    "llama4-maverick": _llama4(
+        Experts(128, 1, 8192, shared_intermediate_size=8192, dense_layers=tuple(range(0, 48, 2))), context=1_048_576
     ),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")

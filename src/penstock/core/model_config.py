@@ -57,6 +57,14 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class AttentionTemperature:
+    """Queries of layers without rotation grow with their position: by 1 + scale * ln(1 + (position + 1) // tokens)."""
+
+    scale: float = 0.1
+    tokens: int = 8192
+
+
+@dataclass(frozen=True)
 class StoredGroups:
     """Inputs of a linear that share a scale in the model's files: a rank has whole groups, or none."""
 
@@ -149,6 +157,10 @@ class ModelConfig:
     output_bias: bool = False  # bias on the attention's output projection too
     attention_sinks: bool = False  # each head has a score of its own that takes its share of attention, for no value
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
+    in_chunks: bool = False  # windows begin at multiples of their length: see `AttentionSpec.in_chunks`
+    unrotated_layers: tuple[int, ...] = ()  # layers without rotary embeddings (NoPE)
+    temperature: AttentionTemperature | None = None  # of those; None: all queries are as they are
+    head_norms: bool = True  # of families whose config says so: queries and keys of rotated layers are normed
     local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
     rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all
     query_scale: float | None = None  # of attention scores; None: one over the root of the head size

@@ -72,9 +72,11 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
     """Raises ModelUnsupported where a family's files have a layout that is only read.
 
     In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
-    names = FAMILY_FILES[config.architecture].experts
+    names, files = FAMILY_FILES[config.architecture].experts, FAMILY_FILES[config.architecture]
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
+    if files.only_read:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its files are only read")
     return {
         "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,

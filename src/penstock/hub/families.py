@@ -19,7 +19,8 @@ class ExpertNames:
     down: str = "down_proj"
     router: str = "gate"
     # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
-    stacked: Literal["interleaved"] | None = None
+    # "halves": gate first, as outputs of one tensor.
+    stacked: Literal["interleaved", "halves"] | None = None
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class FamilyFiles:
     # Biases of the attention: on all four projections if the config says so; on q, k and v without its saying so.
     biases: Literal["as configured", "on qkv", "never"]
     # Sliding windows: on every layer that has a window configured, or on the layers that the config lists. "in a
-    # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known.
-    windows: Literal["never", "on all layers", "on some layers", "in a pattern", "refused"]
+    # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known. "in
+    # chunks": on the layers that the config lists, and it does not call them windows.
+    windows: Literal["never", "on all layers", "on some layers", "in a pattern", "in chunks", "refused"]
     # None: in GGUF it is a llama, and what else it has says what it is; or its GGUF files are not read.
     gguf_name: str | None
     gguf_rotates_neighbours: bool = False  # llama.cpp's rotation of q and k; the others' files are as Hugging Face's
@@ -42,6 +44,7 @@ class FamilyFiles:
     rotates_a_part: bool = False  # a config may have only a part of each head rotated
     outgrows_float16: bool = False  # its activations do
     has_sinks: bool = False  # its attention has
+    only_read: bool = False  # its config.json is not written: `penstock convert` and `penstock quantize` refuse it
     experts: ExpertNames | None = None
 
 
@@ -201,6 +204,38 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         outgrows_float16=True,
         has_sinks=True,
         experts=ExpertNames(router="router", stacked="interleaved"),
+    ),
+    "llama4_text": FamilyFiles(
+        "Llama4ForCausalLM",
+        {
+            "vocab_size": 202_048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16_384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 8192,
+            "no_rope_layer_interval": 4,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": True,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "tie_word_embeddings": False,
+        },
+        "as configured",
+        "in chunks",
+        None,
+        outgrows_float16=True,
+        only_read=True,
+        experts=ExpertNames(block="feed_forward", router="router", stacked="halves"),
     ),
 }
 

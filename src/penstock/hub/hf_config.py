@@ -12,6 +12,7 @@ from typing import Any
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
+from penstock.hub.family_config import family_fields
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
 from penstock.hub.quantization import Quantization
@@ -36,6 +37,7 @@ def model_config(
         return check_sizes(
             replace(
                 _build(family, values, generation, has_head),
+                **family_fields(family, values),
                 quantization=quantization,
                 vision=vision_config(whole),
                 rope_sections=rope_sections(whole),
@@ -126,7 +128,7 @@ def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:
     num_layers: int = values["num_hidden_layers"]
     if files.windows == "refused" and values.get("use_sliding_window"):
         raise ModelUnsupported(f"{files.hf_class} with sliding windows (use_sliding_window) is not supported")
-    if files.windows in ("never", "refused") or not window:
+    if files.windows in ("never", "in chunks", "refused") or not window:
         return ()
     if files.windows == "on all layers":
         return (window,) * num_layers if window < values["max_position_embeddings"] else ()

@@ -67,6 +67,7 @@ def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
         head_dim=config.head_dim,
         scale=config.query_scale or config.head_dim**-0.5,
         window=config.window(layer),
+        in_chunks=config.in_chunks,
         cap=config.attention_cap,
         sequence=SequenceGroup(weights.ranks) if shard.sp > 1 else None,
     )
@@ -122,8 +123,8 @@ class MLP:
     down: Linear
 
     @classmethod
-    def load(cls, layer: Weights, norm: str = "post_attention_layernorm") -> MLP:
-        weights = layer.at("mlp")
+    def load(cls, layer: Weights, norm: str = "post_attention_layernorm", block: str = "mlp") -> MLP:
+        weights = layer.at(block)
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
         return cls(
             ops=weights.ops,

@@ -123,12 +123,13 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = config.hidden_size, config.intermediate_size
+    hidden, ffn, experts = config.hidden_size, config.intermediate_size, FAMILY_FILES[config.architecture].experts
+    block = experts.block if experts is not None else "mlp"
     return {
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.gate_up_proj.weight": (2 * ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
+        f"{block}.gate_proj.weight": (ffn, hidden),
+        f"{block}.up_proj.weight": (ffn, hidden),
+        f"{block}.gate_up_proj.weight": (2 * ffn, hidden),
+        f"{block}.down_proj.weight": (hidden, ffn),
     }
 
 

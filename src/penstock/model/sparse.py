@@ -58,7 +58,8 @@ class SparseMLP:
     map: ExpertMap | None = None  # where experts are looked up and counted; None: all are here, and nobody counts
 
     @classmethod
-    def load(cls, layer: Weights) -> SparseMLP:
+    def load(cls, layer: Weights, *, with_shared: bool = True) -> SparseMLP:
+        """`with_shared`: with the expert that all tokens pass, if there is one; else whoever loads it adds it."""
         config, names = layer.config.experts, FAMILY_FILES[layer.config.architecture].experts
         assert config is not None
         assert names is not None
@@ -85,7 +86,9 @@ class SparseMLP:
             # Never quantized: it is small, and who is chosen may hang on its last bits.
             router=layer.ops.linear(block.tensor(f"{names.router}.weight", config.count, hidden), bias),
             experts=experts,
-            shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
+            shared=SharedExpert.load(block, config, hidden)
+            if with_shared and config.shared_intermediate_size
+            else None,
             per_token=config.per_token,
             normalized=config.normalized,
             ranks=layer.ranks if layer.shard.size > 1 else None,

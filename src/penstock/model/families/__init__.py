@@ -7,6 +7,7 @@ from penstock.model.families import (
     gemma3,
     gpt_oss,
     llama,
+    llama4,
     mistral,
     mixtral,
     phi3,
@@ -29,4 +30,5 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma3.load,
     "phi3": phi3.load,
     "gpt_oss": gpt_oss.load,
+    "llama4_text": llama4.load,
 }

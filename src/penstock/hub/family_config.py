@@ -1,0 +1,71 @@
+"""Keys of config.json that only one family has, as fields of a ModelConfig. What is not understood is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.core.errors import ModelUnsupported
+from penstock.core.model_config import AttentionTemperature, Experts
+
+Json = Mapping[str, Any]
+Fields = dict[str, Any]
+
+
+def family_fields(family: str, values: Json) -> Fields:
+    """`values`: config.json over the family's defaults. Raises what a broken config raises: KeyError and such."""
+    read = _FAMILIES.get(family)
+    return read(values) if read is not None else {}
+
+
+def _llama4(values: Json) -> Fields:
+    num_layers: int = values["num_hidden_layers"]
+    if values["num_experts_per_tok"] != 1:
+        raise ModelUnsupported(
+            f"a token has {values['num_experts_per_tok']} experts (num_experts_per_tok); of Llama 4, 1 is supported"
+        )
+    rotated = _rotated_layers(values, num_layers)
+    kinds = values.get("layer_types") or [
+        "chunked_attention" if is_rotated else "full_attention" for is_rotated in rotated
+    ]
+    if unknown := set(kinds) - {"chunked_attention", "full_attention"}:
+        raise ModelUnsupported(f"its layer_types name {', '.join(sorted(unknown))}, which is not supported")
+    if len(kinds) != num_layers:
+        raise ValueError(f"layer_types are {len(kinds)} for {num_layers} layers")
+    chunk = values["attention_chunk_size"]
+    with_experts = values.get("moe_layers")
+    if with_experts is None:
+        step = values["interleave_moe_layer_step"]
+        with_experts = range(step - 1, num_layers, step)
+    width = values["intermediate_size"]
+    return {
+        "intermediate_size": values["intermediate_size_mlp"],
+        "windows": tuple(chunk if kind == "chunked_attention" else None for kind in kinds) if chunk else (),
+        "in_chunks": True,
+        "unrotated_layers": tuple(layer for layer, is_rotated in enumerate(rotated) if not is_rotated),
+        "temperature": AttentionTemperature(values["attn_scale"], values["floor_scale"])
+        if values["attn_temperature_tuning"]
+        else None,
+        "head_norms": bool(values["use_qk_norm"]),
+        "experts": Experts(
+            count=values["num_local_experts"],
+            per_token=1,
+            intermediate_size=width,
+            shared_intermediate_size=width,
+            dense_layers=tuple(layer for layer in range(num_layers) if layer not in with_experts),
+        ),
+    }
+
+
+def _rotated_layers(values: Json, num_layers: int) -> list[bool]:
+    """`no_rope_layers` has a 1 for each layer that is rotated, whatever its name says."""
+    flags = values.get("no_rope_layers")
+    if not flags:
+        every = values["no_rope_layer_interval"]
+        return [(layer + 1) % every != 0 for layer in range(num_layers)]
+    if len(flags) < num_layers:
+        raise ValueError(f"no_rope_layers are {len(flags)} for {num_layers} layers")
+    return [bool(flag) for flag in flags[:num_layers]]
+
+
+_FAMILIES: dict[str, Callable[[Json], Fields]] = {"llama4_text": _llama4}

@@ -1,0 +1,127 @@
+"""Llama 4, the part that speaks: three of four layers attend within chunks of the context and are rotated, the fourth
+sees all and is not, with queries that grow with their position. A token goes to one expert, which is given the token
+times the router's score, and to one that all tokens pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from penstock.core.model_config import AttentionTemperature, ModelConfig
+from penstock.hub.families import FAMILY_FILES
+from penstock.model.batch import Batch
+from penstock.model.layers import (
+    MLP,
+    Attention,
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    LayerLoader,
+    Progress,
+    attention_spec,
+)
+from penstock.model.ops import Layer, LayerKV, Linear, Rope, Stream
+from penstock.model.ops.experts import sigmoid
+from penstock.model.ordered import ordered_attention
+from penstock.model.rope import still_tables
+from penstock.model.shard import Split
+from penstock.model.sparse import SparseMLP
+from penstock.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class TemperedAttention:
+    """Attention whose queries are scaled by their positions before it."""
+
+    attention: Attention
+    scales: Tensor  # [context] float32
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        own, ops = self.attention, self.attention.ops
+        qkv = ops.norm_linear(stream, own.norm, own.qkv)
+        qkv[:, : own.spec.num_heads * own.spec.head_dim] *= self.scales[batch.positions, None]
+        ops.add_linear(stream, ops.attention(qkv, own.spec, own.rope, kv, batch), own.output)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledInputMLP:
+    """One expert for each token, of the token times its score; and one of every token as it is."""
+
+    routed: SparseMLP
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def load(cls, layer: Weights) -> ScaledInputMLP:
+        config, names = layer.config.experts, FAMILY_FILES[layer.config.architecture].experts
+        assert config is not None
+        assert names is not None
+        hidden, width = layer.config.hidden_size, config.shared_intermediate_size
+        shared = layer.at(f"{names.block}.shared_expert")
+        return cls(
+            routed=SparseMLP.load(layer, with_shared=False),
+            gate_up=shared.linear(
+                {"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS, precise=layer.is_end_layer
+            ),
+            down=shared.linear({"down_proj": hidden}, width, split=Split.ROWS, is_summed=False),
+        )
+
+    def __call__(self, stream: Stream, batch: Batch | None = None) -> None:
+        own, ops = self.routed, self.routed.ops
+        x = ops.normed(stream, own.norm)
+        logits = own.router(x)
+        # Normalized, a weight says no more than whether this rank has the expert.
+        ids, weights = ops.route(logits, own.per_token, normalized=True, experts=own.map, batch=batch)
+        scores = sigmoid(logits.amax(dim=1, keepdim=True))
+        found = own.experts(x * scores.to(x.dtype), ids, weights)
+        found = found + self.down(ops.gated(self.gate_up(x), "silu"))
+        ops.add(stream, found if own.ranks is None else own.ranks.sum(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Llama4Layer:
+    attention: Attention | TemperedAttention
+    mlp: MLP | ScaledInputMLP
+    parts: None = None
+
+    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
+        self.attention(stream, kv, batch)
+        if isinstance(self.mlp, MLP):
+            self.mlp(stream)
+        else:
+            self.mlp(stream, batch)
+
+
+def layers_of(weights: Weights) -> LayerLoader:
+    config, ops, longest = weights.config, weights.ops, weights.max_context
+    still = still_tables(config, ops.device, longest)
+    scales = query_scales(config, still.cos.shape[0]).to(ops.device) if config.temperature is not None else None
+
+    def layer(weights: Weights, rope: Rope, index: int) -> Layer:
+        is_rotated, spec = index not in config.unrotated_layers, attention_spec(weights, index)
+        if is_rotated and config.head_norms:
+            ones = torch.ones(config.head_dim, dtype=ops.activation_dtype, device=ops.device)
+            spec = replace(spec, q_norm=ones, k_norm=ones, norm_eps=config.norm_eps)
+        attention = ordered_attention(
+            weights, spec, rope if is_rotated else still, neighbours=True, bias=config.attention_bias
+        )
+        tempered = attention if is_rotated or scales is None else TemperedAttention(attention, scales)
+        if config.has_experts(index):
+            return Llama4Layer(tempered, ScaledInputMLP.load(weights))
+        mlp = MLP.load(weights, block="feed_forward")
+        return DecoderLayer(tempered, mlp) if isinstance(tempered, Attention) else Llama4Layer(tempered, mlp)
+
+    return layer
+
+
+def query_scales(config: ModelConfig, num_positions: int) -> Tensor:
+    """Of each position. A table: what is computed of a row must not depend on where in a batch it lies."""
+    tuning = config.temperature or AttentionTemperature()
+    positions = torch.arange(1, num_positions + 1, dtype=torch.float64)
+    return (1 + tuning.scale * torch.log1p(positions // tuning.tokens)).float()
+
+
+def load(weights: Weights, progress: Progress) -> CausalLM:
+    return Decoder.load(weights, layers_of(weights), progress)

@@ -1,0 +1,120 @@
+"""config.json of newer families, as they are published but for keys that nobody reads: what we make of them, that they
+come to as many parameters as their makers say, and that what would be another model is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ModelCorrupt, ModelUnsupported
+from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling
+from penstock.hub.hf_directory import config_without_weights
+
+_LLAMA4: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "vocab_size": 202048,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-4-scout": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "vision_config": {"model_type": "llama4_vision_model"},
+        "text_config": _LLAMA4
+        | {
+            "eos_token_id": [200001, 200007, 200008],
+            "interleave_moe_layer_step": 1,
+            "max_position_embeddings": 10485760,
+            "num_local_experts": 16,
+            "rope_scaling": {
+                "factor": 16.0,
+                "high_freq_factor": 1.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "use_qk_norm": True,
+        },
+    },
+    "llama-4-maverick": {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "vision_config": {"model_type": "llama4_vision_model"},
+        "text_config": _LLAMA4
+        | {
+            "eos_token_id": [200001, 200007, 200008],
+            "interleave_moe_layer_step": 2,
+            "max_position_embeddings": 1048576,
+            "num_local_experts": 128,
+            "rope_scaling": None,
+            "use_qk_norm": False,
+        },
+    },
+}
+
+
+def read(name: str, **changes: Any) -> ModelConfig:
+    config = CONFIGS[name]
+    if "text_config" in config:
+        return config_without_weights(config | {"text_config": config["text_config"] | changes}, {})
+    return config_without_weights(config | changes, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("llama-4-scout", 107.8, 17.2),
+        ("llama-4-maverick", 400.7, 17.2),
+    ],
+)
+def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, active: float) -> None:
+    assert read(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert read(name).num_active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("llama-4-scout", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
+        ("llama-4-scout", {"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
+        ("llama-4-scout", {"hidden_act": "gelu"}, "activation"),
+    ],
+)
+def test_another_model_is_refused_by_name(name: str, change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelUnsupported, match=reason):
+        read(name, **change)
+
+
+@pytest.mark.parametrize(("name", "change"), [("llama-4-scout", {"no_rope_layers": [1, 0]})])
+def test_lists_that_are_too_short_are_no_model(name: str, change: dict[str, Any]) -> None:
+    with pytest.raises(ModelCorrupt):
+        read(name, **change)
+
+
+def test_llama_4_sees_chunks_where_it_is_rotated() -> None:
+    scout, maverick = read("llama-4-scout"), read("llama-4-maverick")
+    assert (scout.architecture, scout.vision, scout.context_length) == ("llama4_text", None, 10_485_760)
+    assert (scout.windows[:5], scout.in_chunks) == ((8192, 8192, 8192, None, 8192), True)
+    assert scout.unrotated_layers == tuple(range(3, 48, 4))
+    assert scout.temperature == AttentionTemperature(0.1, 8192)
+    assert scout.rope_scaling == RopeScaling("llama3", 16.0, 1.0, 1.0, 8192)
+    assert (scout.head_norms, maverick.head_norms) == (True, False)
+    assert scout.experts == Experts(16, 1, 8192, shared_intermediate_size=8192)
+    assert maverick.experts is not None
+    assert maverick.experts.dense_layers == tuple(range(0, 48, 2))
+    assert maverick.intermediate_size == 16_384
+    assert scout.eos_token_ids == (200001, 200007, 200008)
