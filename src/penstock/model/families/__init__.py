@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.model.families import (
+    deepseek,
     gemma2,
     gemma3,
     gpt_oss,
@@ -29,4 +30,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma3.load,
     "phi3": phi3.load,
     "gpt_oss": gpt_oss.load,
+    "deepseek_v2": deepseek.load,
+    "deepseek_v3": deepseek.load,
+    "kimi_k2": deepseek.load,
+    "glm4_moe_lite": deepseek.load,
 }
