@@ -70,8 +70,10 @@ PAIRS = [
 ]
 
 
-# Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed.
-SHARING = pytest.mark.parametrize("pair", [("reference", "llama"), ("native", "qwen2")], indirect=True, ids="-".join)
+# Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed, and
+# the one whose cache is of another form.
+SHARED_PAIRS = [("reference", "llama"), ("native", "qwen2"), ("native", "deepseek-v3")]
+SHARING = pytest.mark.parametrize("pair", SHARED_PAIRS, indirect=True, ids="-".join)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)

@@ -113,7 +113,7 @@ def test_llama_4_sees_chunks_where_it_is_rotated() -> None:
     assert scout.temperature == AttentionTemperature(0.1, 8192)
     assert scout.rope_scaling == RopeScaling("llama3", 16.0, 1.0, 1.0, 8192)
     assert (scout.head_norms, maverick.head_norms) == (True, False)
-    assert scout.experts == Experts(16, 1, 8192, shared_intermediate_size=8192)
+    assert scout.experts == Experts(16, 1, 8192, shared_intermediate_size=8192, shared_gate=False)
     assert maverick.experts is not None
     assert maverick.experts.dense_layers == tuple(range(0, 48, 2))
     assert maverick.intermediate_size == 16_384

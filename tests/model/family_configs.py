@@ -53,6 +53,6 @@ CONFIGS = {
         in_chunks=True,
         unrotated_layers=(1,),
         temperature=AttentionTemperature(0.3, 12),
-        experts=Experts(6, 1, 96, shared_intermediate_size=96, dense_layers=(0,)),
+        experts=Experts(6, 1, 96, shared_intermediate_size=96, shared_gate=False, dense_layers=(0,)),
     ),
 }

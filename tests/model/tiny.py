@@ -10,8 +10,11 @@ import torch
 from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -81,6 +84,18 @@ LLAMA4: dict[str, Any] = {
     "floor_scale": 6,
     "attn_scale": 0.4,
 }
+DEEPSEEK_YARN = {**YARN, "truncate": True, "mscale": 0.8, "mscale_all_dim": 1.3}
+LATENTS: dict[str, Any] = {
+    **{name: value for name, value in (SHAPE | EXPERTS).items() if name != "head_dim"},
+    "num_key_value_heads": 4,
+    "n_routed_experts": 9,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+LATENTS_OF_GLM = {name: value for name, value in LATENTS.items() if name != "first_k_dense_replace"}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -106,6 +121,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama4-dense": Llama4TextConfig(
         **(SHAPE | {"num_hidden_layers": 3}), **LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False
     ),
+    "deepseek-v2": DeepseekV2Config(**LATENTS, q_lora_rank=None, n_shared_experts=2),
+    "deepseek-v2-groups": DeepseekV2Config(
+        **LATENTS,
+        q_lora_rank=40,
+        topk_method="group_limited_greedy",
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters=DEEPSEEK_YARN,
+    ),
+    "deepseek-v3": DeepseekV3Config(**LATENTS, q_lora_rank=40, n_group=3, topk_group=2, rope_parameters=DEEPSEEK_YARN),
+    "glm-4.7-flash": Glm4MoeLiteConfig(**LATENTS_OF_GLM, q_lora_rank=40, rope_interleave=False),
 }
 
 
@@ -115,6 +142,9 @@ def hf_model(name: str) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 or name.endswith("bias"):  # norms start at one and biases at zero: make them count
             torch.nn.init.normal_(parameter, mean=float(parameter.mean()), std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     return model
 
 

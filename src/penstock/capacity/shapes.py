@@ -68,9 +68,10 @@ SHAPES = {
     "mixtral-8x7b": _shape(
         4096, 14_336, 32, 32, vocab=32_000, context=32_768, family="mixtral", experts=Experts(8, 2, 14_336)
     ),
-    "llama4-scout": _llama4(Experts(16, 1, 8192, shared_intermediate_size=8192), context=10_485_760),
+    "llama4-scout": _llama4(Experts(16, 1, 8192, shared_intermediate_size=8192, shared_gate=False), context=10_485_760),
     "llama4-maverick": _llama4(
-        Experts(128, 1, 8192, shared_intermediate_size=8192, dense_layers=tuple(range(0, 48, 2))), context=1_048_576
+        Experts(128, 1, 8192, shared_intermediate_size=8192, shared_gate=False, dense_layers=tuple(range(0, 48, 2))),
+        context=1_048_576,
     ),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.core.model_config import ModelConfig
+
+CHOICE_BIAS = "e_score_correction_bias"  # of a router: see `core.model_config.Routing`
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class ExpertNames:
     # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
     # "halves": gate first, as outputs of one tensor.
     stacked: Literal["interleaved", "halves"] | None = None
+    shared: str = "shared_expert"  # the one that every token passes
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class FamilyFiles:
     hf_class: str  # what config.json calls the model's class
     hf_defaults: Mapping[str, Any]  # what transformers takes for a key that config.json does not have
     # Biases of the attention: on all four projections if the config says so; on q, k and v without its saying so.
-    biases: Literal["as configured", "on qkv", "never"]
+    # "refused": where the config says so, since no checkpoint has them.
+    biases: Literal["as configured", "on qkv", "never", "refused"]
     # Sliding windows: on every layer that has a window configured, or on the layers that the config lists. "in a
     # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known. "in
     # chunks": on the layers that the config lists, and it does not call them windows.
@@ -46,6 +50,7 @@ class FamilyFiles:
     has_sinks: bool = False  # its attention has
     only_read: bool = False  # its config.json is not written: `penstock convert` and `penstock quantize` refuse it
     experts: ExpertNames | None = None
+    has_latents: bool = False  # its attention has: see `core.model_config.LatentAttention`
 
 
 _SLIDING = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
@@ -61,6 +66,36 @@ _GEMMA_PARTS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_LATENTS: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_DEEPSEEK_V3 = FamilyFiles(
+    "DeepseekV3ForCausalLM",
+    {
+        **_LATENTS,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    },
+    "refused",
+    "never",
+    None,
+    experts=ExpertNames(shared="shared_experts"),
+    has_latents=True,
+)
 
 FAMILY_FILES: dict[str, FamilyFiles] = {
     "llama": FamilyFiles(
@@ -236,6 +271,48 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         outgrows_float16=True,
         only_read=True,
         experts=ExpertNames(block="feed_forward", router="router", stacked="halves"),
+    ),
+    "deepseek_v2": FamilyFiles(
+        "DeepseekV2ForCausalLM",
+        {
+            **_LATENTS,
+            "max_position_embeddings": 2048,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1407,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+        },
+        "refused",
+        "never",
+        None,
+        experts=ExpertNames(shared="shared_experts"),
+        has_latents=True,
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": replace(_DEEPSEEK_V3, hf_class="KimiK2ForCausalLM"),
+    "glm4_moe_lite": replace(
+        _DEEPSEEK_V3,
+        hf_class="Glm4MoeLiteForCausalLM",
+        hf_defaults={
+            **_DEEPSEEK_V3.hf_defaults,
+            "max_position_embeddings": 202_752,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.8,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+        },
     ),
 }
 

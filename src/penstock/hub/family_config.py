@@ -52,6 +52,7 @@ def _llama4(values: Json) -> Fields:
             per_token=1,
             intermediate_size=width,
             shared_intermediate_size=width,
+            shared_gate=False,
             dense_layers=tuple(layer for layer in range(num_layers) if layer not in with_experts),
         ),
     }

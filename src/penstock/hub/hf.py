@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
-from penstock.hub.families import FAMILY_FILES
+from penstock.hub.families import CHOICE_BIAS, FAMILY_FILES
 from penstock.hub.fp8 import check_scales, kv_scale_names
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json
@@ -20,7 +20,12 @@ from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PLAIN_SUFFIXES = (".weight", ".bias", ".sinks")  # of tensors that a model has, and are no scales or tables
+PLAIN_SUFFIXES = (
+    ".weight",
+    ".bias",
+    ".sinks",
+    f".{CHOICE_BIAS}",
+)  # of tensors that a model has, and are no scales or tables
 
 
 class HFCheckpoint:

@@ -13,6 +13,7 @@ from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.family_config import family_fields
+from penstock.hub.hf_latent import grouped_experts, latent_attention, query_scale
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
 from penstock.hub.quantization import Quantization
@@ -36,7 +37,7 @@ def model_config(
     try:
         return check_sizes(
             replace(
-                _build(family, values, generation, has_head),
+                _with_latents(_build(family, values, generation, has_head), values, files),
                 **family_fields(family, values),
                 quantization=quantization,
                 vision=vision_config(whole),
@@ -82,9 +83,24 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
-        experts=_experts(family, values) if files.experts else None,
+        experts=_experts(family, values) if files.experts and not files.has_latents else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
+    )
+
+
+def _with_latents(config: ModelConfig, values: Json, files: FamilyFiles) -> ModelConfig:
+    """Heads as they are attended: all of them share one key, of which the value is a part."""
+    if not files.has_latents:
+        return config
+    latent = latent_attention(values)
+    return replace(
+        config,
+        latent=latent,
+        num_kv_heads=1,
+        head_dim=latent.cached_dim,
+        query_scale=query_scale(values, latent),
+        experts=grouped_experts(config.architecture, values),
     )
 
 

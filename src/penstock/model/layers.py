@@ -70,6 +70,7 @@ def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
         in_chunks=config.in_chunks,
         cap=config.attention_cap,
         sequence=SequenceGroup(weights.ranks) if shard.sp > 1 else None,
+        value_dim=config.cached_value_dim,
     )
 
 

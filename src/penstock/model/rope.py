@@ -15,6 +15,8 @@ from penstock.model.ops import Rope
 
 def rope_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
     """Angles of every position up to the model's context, computed in float32 whatever the activations are."""
+    if config.latent is not None:  # its rotated part alone
+        config = replace(config, head_dim=config.latent.rotary_dim, latent=None)
     rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
     if scaling and scaling.kind == "longrope":
         scaling = _one_set(scaling, max_context or config.context_length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.model.families import (
+    deepseek,
     gemma2,
     gemma3,
     gpt_oss,
@@ -31,4 +32,8 @@ FAMILIES: dict[str, Family] = {
     "phi3": phi3.load,
     "gpt_oss": gpt_oss.load,
     "llama4_text": llama4.load,
+    "deepseek_v2": deepseek.load,
+    "deepseek_v3": deepseek.load,
+    "kimi_k2": deepseek.load,
+    "glm4_moe_lite": deepseek.load,
 }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.model_config import AttentionTemperature, ModelConfig
-from penstock.hub.families import FAMILY_FILES
 from penstock.model.batch import Batch
 from penstock.model.layers import (
     MLP,
@@ -22,11 +21,10 @@ from penstock.model.layers import (
     Progress,
     attention_spec,
 )
-from penstock.model.ops import Layer, LayerKV, Linear, Rope, Stream
+from penstock.model.ops import Layer, LayerKV, Rope, Stream
 from penstock.model.ops.experts import sigmoid
 from penstock.model.ordered import ordered_attention
 from penstock.model.rope import still_tables
-from penstock.model.shard import Split
 from penstock.model.sparse import SparseMLP
 from penstock.model.weights import Weights
 
@@ -49,34 +47,18 @@ class TemperedAttention:
 class ScaledInputMLP:
     """One expert for each token, of the token times its score; and one of every token as it is."""
 
-    routed: SparseMLP
-    gate_up: Linear
-    down: Linear
-
-    @classmethod
-    def load(cls, layer: Weights) -> ScaledInputMLP:
-        config, names = layer.config.experts, FAMILY_FILES[layer.config.architecture].experts
-        assert config is not None
-        assert names is not None
-        hidden, width = layer.config.hidden_size, config.shared_intermediate_size
-        shared = layer.at(f"{names.block}.shared_expert")
-        return cls(
-            routed=SparseMLP.load(layer, with_shared=False),
-            gate_up=shared.linear(
-                {"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS, precise=layer.is_end_layer
-            ),
-            down=shared.linear({"down_proj": hidden}, width, split=Split.ROWS, is_summed=False),
-        )
+    whole: SparseMLP
 
     def __call__(self, stream: Stream, batch: Batch | None = None) -> None:
-        own, ops = self.routed, self.routed.ops
+        own, ops = self.whole, self.whole.ops
         x = ops.normed(stream, own.norm)
         logits = own.router(x)
         # Normalized, a weight says no more than whether this rank has the expert.
         ids, weights = ops.route(logits, own.per_token, normalized=True, experts=own.map, batch=batch)
         scores = sigmoid(logits.amax(dim=1, keepdim=True))
         found = own.experts(x * scores.to(x.dtype), ids, weights)
-        found = found + self.down(ops.gated(self.gate_up(x), "silu"))
+        if own.shared is not None:
+            found = own.shared.beside(x, found)
         ops.add(stream, found if own.ranks is None else own.ranks.sum(found))
 
 
@@ -109,7 +91,7 @@ def layers_of(weights: Weights) -> LayerLoader:
         )
         tempered = attention if is_rotated or scales is None else TemperedAttention(attention, scales)
         if config.has_experts(index):
-            return Llama4Layer(tempered, ScaledInputMLP.load(weights))
+            return Llama4Layer(tempered, ScaledInputMLP(SparseMLP.load(weights)))
         mlp = MLP.load(weights, block="feed_forward")
         return DecoderLayer(tempered, mlp) if isinstance(tempered, Attention) else Llama4Layer(tempered, mlp)
 
