@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling
+from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling, Routing
 
 SHAPE = ModelConfig(
     architecture="llama",
@@ -45,6 +45,23 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
+    "glm4": replace(SHAPE, architecture="glm4", attention_bias=True, rotary_dim=16),
+    "glm4-moe": replace(
+        SHAPE,
+        architecture="glm4_moe",
+        num_kv_heads=1,
+        attention_bias=True,
+        rotary_dim=16,
+        experts=Experts(
+            16,
+            3,
+            64,
+            shared_intermediate_size=64,
+            dense_layers=(0,),
+            shared_gate=False,
+            routing=Routing("sigmoid", True, 4, 2),
+        ),
+    ),
     "llama4": replace(
         SHAPE,
         architecture="llama4_text",

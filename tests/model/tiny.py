@@ -14,7 +14,10 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -84,6 +87,12 @@ LLAMA4: dict[str, Any] = {
     "floor_scale": 6,
     "attn_scale": 0.4,
 }
+GLM_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
 DEEPSEEK_YARN = {**YARN, "truncate": True, "mscale": 0.8, "mscale_all_dim": 1.3}
 LATENTS: dict[str, Any] = {
     **{name: value for name, value in (SHAPE | EXPERTS).items() if name != "head_dim"},
@@ -121,6 +130,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama4-dense": Llama4TextConfig(
         **(SHAPE | {"num_hidden_layers": 3}), **LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False
     ),
+    "glm": GlmConfig(**SHAPE, **SPECIAL),
+    "glm4": Glm4Config(**SHAPE, **SPECIAL),
+    "glm4-moe": Glm4MoeConfig(**(SHAPE | EXPERTS), **GLM_EXPERTS, attention_bias=True, use_qk_norm=True),
     "deepseek-v2": DeepseekV2Config(**LATENTS, q_lora_rank=None, n_shared_experts=2),
     "deepseek-v2-groups": DeepseekV2Config(
         **LATENTS,

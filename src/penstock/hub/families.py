@@ -31,8 +31,8 @@ class FamilyFiles:
     hf_class: str  # what config.json calls the model's class
     hf_defaults: Mapping[str, Any]  # what transformers takes for a key that config.json does not have
     # Biases of the attention: on all four projections if the config says so; on q, k and v without its saying so.
-    # "refused": where the config says so, since no checkpoint has them.
-    biases: Literal["as configured", "on qkv", "never", "refused"]
+    # "qkv as configured": on q, k and v if it says so. "refused": if it says so, since no checkpoint has them.
+    biases: Literal["as configured", "qkv as configured", "on qkv", "never", "refused"]
     # Sliding windows: on every layer that has a window configured, or on the layers that the config lists. "in a
     # pattern": on all but every n-th. "refused": no checkpoint has them, and how they would be meant is not known. "in
     # chunks": on the layers that the config lists, and it does not call them windows.
@@ -66,6 +66,21 @@ _GEMMA_PARTS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GLM = FamilyFiles(
+    "GlmForCausalLM",
+    {
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-7,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "qkv as configured",
+    "never",
+    None,
+    rotates_a_part=True,
+)
 _LATENTS: dict[str, Any] = {
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -271,6 +286,43 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         outgrows_float16=True,
         only_read=True,
         experts=ExpertNames(block="feed_forward", router="router", stacked="halves"),
+    ),
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM,
+        hf_class="Glm4ForCausalLM",
+        gguf_name="glm4",
+        gguf_parts={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+    "glm4_moe": FamilyFiles(
+        "Glm4MoeForCausalLM",
+        {
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "moe_intermediate_size": 1408,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "use_qk_norm": False,
+        },
+        "qkv as configured",
+        "never",
+        None,
+        rotates_a_part=True,
+        only_read=True,
+        experts=ExpertNames(shared="shared_experts"),
     ),
     "deepseek_v2": FamilyFiles(
         "DeepseekV2ForCausalLM",

@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import AttentionTemperature, Experts
+from penstock.hub.hf_latent import grouped_experts
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -69,4 +70,8 @@ def _rotated_layers(values: Json, num_layers: int) -> list[bool]:
     return [bool(flag) for flag in flags[:num_layers]]
 
 
-_FAMILIES: dict[str, Callable[[Json], Fields]] = {"llama4_text": _llama4}
+def _glm4_moe(values: Json) -> Fields:
+    return {"head_norms": bool(values["use_qk_norm"]), "experts": grouped_experts("glm4_moe", values)}
+
+
+_FAMILIES: dict[str, Callable[[Json], Fields]] = {"llama4_text": _llama4, "glm4_moe": _glm4_moe}

@@ -69,9 +69,9 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         context_length=values["max_position_embeddings"],
         norm_eps=values.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta(values),
-        rope_scaling=rope_scaling(values, is_phi=files.rotates_a_part),
+        rope_scaling=rope_scaling(values, is_phi=family == "phi3"),
         tied_embeddings=values.get("tie_word_embeddings", not has_head),
-        attention_bias=biases_everywhere or files.biases == "on qkv",
+        attention_bias=_biases_on_qkv(files, values),
         output_bias=biases_everywhere,
         attention_sinks=files.has_sinks,
         windows=_windows(files, values),
@@ -83,7 +83,7 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
-        experts=_experts(family, values) if files.experts and not files.has_latents else None,
+        experts=_experts(family, values) if files.experts and "n_routed_experts" not in values else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
     )
@@ -117,6 +117,13 @@ def _reject_unknown_math(values: Json, files: FamilyFiles) -> None:
             raise ModelUnsupported(f"its {key} is {values[key]}, which is not supported for {files.hf_class}")
     if values.get("qkv_bias", True) is not True:
         raise ModelUnsupported("it has no biases on q, k and v (qkv_bias), which is not supported")
+
+
+def _biases_on_qkv(files: FamilyFiles, values: Json) -> bool:
+    says_so = bool(values.get("attention_bias", False))
+    if says_so and files.biases == "refused":
+        raise ModelUnsupported(f"its attention has biases (attention_bias), which {files.hf_class} here has not")
+    return files.biases == "on qkv" or (says_so and files.biases in ("as configured", "qkv as configured"))
 
 
 def _experts(family: str, values: Json) -> Experts:

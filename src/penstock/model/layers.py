@@ -24,7 +24,7 @@ from penstock.model.sequence import SequenceGroup
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
 from penstock.model.turning import Turning, turned
-from penstock.model.weights import Weights
+from penstock.model.weights import Outputs, Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
 LOADERS = 2
@@ -124,15 +124,17 @@ class MLP:
     down: Linear
 
     @classmethod
-    def load(cls, layer: Weights, norm: str = "post_attention_layernorm", block: str = "mlp") -> MLP:
+    def load(
+        cls, layer: Weights, norm: str = "post_attention_layernorm", block: str = "mlp", *, is_joined: bool = False
+    ) -> MLP:
+        """`is_joined`: files have gate and up as one tensor."""
         weights = layer.at(block)
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
+        made_of: Outputs = {"gate_up_proj": (Axis(ffn), Axis(ffn))} if is_joined else {"gate_proj": ffn, "up_proj": ffn}
         return cls(
             ops=weights.ops,
             norm=load_norm(layer, norm),
-            gate_up=weights.linear(
-                {"gate_proj": ffn, "up_proj": ffn}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
-            ),
+            gate_up=weights.linear(made_of, hidden, split=Split.COLUMNS, precise=weights.is_end_layer),
             down=weights.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
         )
 

@@ -107,6 +107,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         config.num_kv_heads * config.head_dim,
     )
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    norms += ("post_self_attn_layernorm", "post_mlp_layernorm")
     return {
         **{f"{name}.weight": (hidden,) for name in norms},
         "self_attn.q_proj.weight": (q_size, hidden),

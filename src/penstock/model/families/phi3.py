@@ -14,33 +14,24 @@ from penstock.model.layers import (
 )
 from penstock.model.ops import AttentionSpec, Linear, Rope
 from penstock.model.ordered import ordered_qkv
-from penstock.model.shard import Axis, Split
+from penstock.model.shard import Split
 from penstock.model.weights import Weights
 
 
 def layer(weights: Weights, rope: Rope, index: int) -> DecoderLayer:
-    config, inner, mlp = weights.config, weights.at("self_attn"), weights.at("mlp")
-    hidden, ffn = config.hidden_size, config.intermediate_size
+    config, inner = weights.config, weights.at("self_attn")
     spec = attention_spec(weights, index)
     attention = Attention(
         ops=weights.ops,
         norm=load_norm(weights, "input_layernorm"),
         qkv=_qkv(inner, spec),
-        output=inner.linear({"o_proj": hidden}, query_heads(config), split=Split.ROWS, precise=weights.is_end_layer),
+        output=inner.linear(
+            {"o_proj": config.hidden_size}, query_heads(config), split=Split.ROWS, precise=weights.is_end_layer
+        ),
         spec=spec,
         rope=rope,
     )
-    return DecoderLayer(
-        attention,
-        MLP(
-            ops=weights.ops,
-            norm=load_norm(weights, "post_attention_layernorm"),
-            gate_up=mlp.linear(
-                {"gate_up_proj": (Axis(ffn), Axis(ffn))}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
-            ),
-            down=mlp.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
-        ),
-    )
+    return DecoderLayer(attention, MLP.load(weights, is_joined=True))
 
 
 def _qkv(weights: Weights, spec: AttentionSpec) -> Linear:
