@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling, Routing
+from penstock.core.model_config import (
+    AttentionTemperature,
+    Experts,
+    LatentAttention,
+    ModelConfig,
+    RopeScaling,
+    Routing,
+)
 
 SHAPE = ModelConfig(
     architecture="llama",
@@ -30,6 +37,9 @@ GEMMA = replace(
 )
 PHI = replace(SHAPE, architecture="phi3", head_dim=96)
 FACTORS = tuple(1.0 + 0.25 * i for i in range(36))
+LATENT = LatentAttention(rank=48, query_rank=40, plain_dim=24, rotary_dim=16, value_dim=32)
+DEEPSEEK = replace(SHAPE, num_kv_heads=1, head_dim=LATENT.cached_dim, query_scale=0.15, latent=LATENT)
+GROUPS = Routing(num_groups=4, groups_per_token=2, scale=2.5)
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
@@ -71,5 +81,25 @@ CONFIGS = {
         unrotated_layers=(1,),
         temperature=AttentionTemperature(0.3, 12),
         experts=Experts(6, 1, 96, shared_intermediate_size=96, shared_gate=False, dense_layers=(0,)),
+    ),
+    "deepseek-v2": replace(
+        DEEPSEEK,
+        architecture="deepseek_v2",
+        latent=replace(LATENT, query_rank=None),
+        experts=Experts(
+            8,
+            2,
+            96,
+            normalized=False,
+            shared_intermediate_size=192,
+            dense_layers=(0,),
+            shared_gate=False,
+            routing=Routing("softmax", has_bias=False, scale=1.2),
+        ),
+    ),
+    "deepseek-v3": replace(
+        DEEPSEEK,
+        architecture="deepseek_v3",
+        experts=Experts(16, 4, 64, shared_intermediate_size=96, dense_layers=(0,), shared_gate=False, routing=GROUPS),
     ),
 }

@@ -196,6 +196,8 @@ class NativeOps:
     def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
             raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}")
+        if shape.value_dim is not None and self.kv_dtype is torch.int8:
+            raise ModelUnsupported("a cache in int8 has keys and values of their own, and this model's are one")
         sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 

@@ -68,7 +68,7 @@ def attend_decodes(
         out,
         lse,
         kv.keys,
-        kv.values,
+        kv.own_values,
         Rotation.of(spec, rope),
         batch.context_lens if lse is not None else None,
         batch.block_tables,

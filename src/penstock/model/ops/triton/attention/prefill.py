@@ -63,7 +63,7 @@ def attend_chunks(
         out,
         lse,
         tiles_of(kv.keys, tiling.block_n, shape),
-        tiles_of(kv.values, tiling.block_n, shape),
+        tiles_of(kv.own_values, tiling.block_n, shape),
         Rotation.of(spec, rope),
         batch.query_starts,
         batch.context_lens,
