@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -51,6 +52,7 @@ MORE: dict[str, PreTrainedConfig] = {
         },
     ),
     "phi3": Phi3Config(**_SHAPE, **_IDS),
+    "glm4": Glm4Config(**_SHAPE, **_IDS, head_dim=32),
     "phi4": Phi3Config(**_SHAPE, **_IDS, rope_parameters=_LONG, original_max_position_embeddings=32),
 }
 _ARCHITECTURES = {
@@ -60,6 +62,7 @@ _ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "glm4": gguf.MODEL_ARCH.GLM4,
 }
 
 
@@ -125,10 +128,11 @@ def _add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if config.model_type != "phi3":
+    if config.model_type not in ("phi3", "glm4"):
         return
     part = rope["partial_rotary_factor"]
-    writer.add_rope_dimension_count(int(part * config.hidden_size // config.num_attention_heads))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(part * head_dim))
     if rope["rope_type"] == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_attn_factors((1 + np.log(256 / 32) / np.log(32)) ** 0.5)

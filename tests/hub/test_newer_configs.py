@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling
+from penstock.core.model_config import AttentionTemperature, Experts, ModelConfig, RopeScaling, Routing
 from penstock.hub.hf_directory import config_without_weights
 
 _LLAMA4: dict[str, Any] = {
@@ -66,6 +66,84 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+_GLM4: dict[str, Any] = {
+    "architectures": ["Glm4ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "model_type": "glm4",
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151552,
+}
+_GLM45: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "eos_token_id": [151329, 151336, 151338],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "n_group": 1,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "vocab_size": 151552,
+}
+CONFIGS |= {
+    "glm-4-9b-0414": _GLM4
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+    },
+    "glm-4-32b-0414": _GLM4
+    | {
+        "hidden_size": 6144,
+        "intermediate_size": 23040,
+        "num_attention_heads": 48,
+        "num_hidden_layers": 61,
+        "num_key_value_heads": 2,
+    },
+    "glm-4.5": _GLM45
+    | {
+        "first_k_dense_replace": 3,
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "num_hidden_layers": 92,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+    },
+    "glm-4.5-air": _GLM45
+    | {
+        "first_k_dense_replace": 1,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "num_hidden_layers": 46,
+        "routed_scaling_factor": 1.0,
+        "use_qk_norm": False,
+    },
+}
+
 
 def read(name: str, **changes: Any) -> ModelConfig:
     config = CONFIGS[name]
@@ -79,9 +157,14 @@ def read(name: str, **changes: Any) -> ModelConfig:
     [
         ("llama-4-scout", 107.8, 17.2),
         ("llama-4-maverick", 400.7, 17.2),
+        ("glm-4-9b-0414", 9.4, 9.4),
+        ("glm-4-32b-0414", 32.5, 32.5),
+        ("glm-4.5", 355, 33),
+        ("glm-4.5-air", 106, 13.2),
     ],
 )
 def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, active: float) -> None:
+    """Embedding and head are among the active ones, which some makers leave out."""
     assert read(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
     assert read(name).num_active_parameters / 1e9 == pytest.approx(active, rel=0.02)
 
@@ -92,6 +175,8 @@ def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, acti
         ("llama-4-scout", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
         ("llama-4-scout", {"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ("llama-4-scout", {"hidden_act": "gelu"}, "activation"),
+        ("glm-4.5", {"scoring_func": "softmax"}, "scoring_func"),
+        ("glm-4-9b-0414", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
     ],
 )
 def test_another_model_is_refused_by_name(name: str, change: dict[str, Any], reason: str) -> None:
@@ -118,3 +203,13 @@ def test_llama_4_sees_chunks_where_it_is_rotated() -> None:
     assert maverick.experts.dense_layers == tuple(range(0, 48, 2))
     assert maverick.intermediate_size == 16_384
     assert scout.eos_token_ids == (200001, 200007, 200008)
+
+
+def test_glm_4_rotates_half_of_each_head() -> None:
+    dense, large, air = read("glm-4-9b-0414", attention_bias=True), read("glm-4.5"), read("glm-4.5-air")
+    for config in (dense, large, air):
+        assert (config.head_dim, config.rotary_dim, config.attention_bias, config.output_bias) == (128, 64, True, False)
+    assert (large.head_norms, air.head_norms) == (True, False)
+    assert large.experts == Experts(
+        160, 8, 1536, True, 1536, dense_layers=(0, 1, 2), shared_gate=False, routing=Routing("sigmoid", scale=2.5)
+    )
