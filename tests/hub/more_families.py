@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GraniteConfig,
     MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -53,6 +54,9 @@ MORE: dict[str, PreTrainedConfig] = {
     ),
     "phi3": Phi3Config(**_SHAPE, **_IDS),
     "glm4": Glm4Config(**_SHAPE, **_IDS, head_dim=32),
+    "granite": GraniteConfig(
+        **_SHAPE, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=1.5
+    ),
     "phi4": Phi3Config(**_SHAPE, **_IDS, rope_parameters=_LONG, original_max_position_embeddings=32),
 }
 _ARCHITECTURES = {
@@ -63,6 +67,7 @@ _ARCHITECTURES = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "glm4": gguf.MODEL_ARCH.GLM4,
+    "granite": gguf.MODEL_ARCH.GRANITE,
 }
 
 
@@ -117,6 +122,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -158,7 +168,7 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _converted(name: str, values: Any, config: PreTrainedConfig) -> Any:
-    if config.model_type == "mixtral" and (".q_proj." in name or ".k_proj." in name):
+    if config.model_type in ("mixtral", "granite") and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         return interleave(values, heads)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):

@@ -143,6 +143,66 @@ CONFIGS |= {
         "use_qk_norm": False,
     },
 }
+_GRANITE: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_multiplier": 0.015625,
+    "bos_token_id": 0,
+    "embedding_multiplier": 12.0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": True,
+}
+CONFIGS |= {
+    "granite-3.3-2b": _GRANITE
+    | {
+        "architectures": ["GraniteForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "logits_scaling": 8.0,
+        "model_type": "granite",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 49159,
+    },
+    "granite-3.1-3b-a800m": _GRANITE
+    | {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "hidden_size": 1536,
+        "intermediate_size": 512,
+        "logits_scaling": 6.0,
+        "model_type": "granitemoe",
+        "num_attention_heads": 24,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 40,
+        "vocab_size": 49155,
+    },
+    "granite-4.0-micro": _GRANITE
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "layer_types": ["attention"] * 40,
+        "logits_scaling": 10.0,
+        "model_type": "granitemoehybrid",
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 0,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": 8192,
+        "vocab_size": 100352,
+    },
+}
 
 
 def read(name: str, **changes: Any) -> ModelConfig:
@@ -161,6 +221,9 @@ def read(name: str, **changes: Any) -> ModelConfig:
         ("glm-4-32b-0414", 32.5, 32.5),
         ("glm-4.5", 355, 33),
         ("glm-4.5-air", 106, 13.2),
+        ("granite-3.3-2b", 2.53, 2.53),
+        ("granite-3.1-3b-a800m", 3.3, 0.88),
+        ("granite-4.0-micro", 3.4, 3.4),
     ],
 )
 def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, active: float) -> None:
@@ -175,6 +238,9 @@ def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, acti
         ("llama-4-scout", {"num_experts_per_tok": 2}, "num_experts_per_tok"),
         ("llama-4-scout", {"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ("llama-4-scout", {"hidden_act": "gelu"}, "activation"),
+        ("granite-4.0-micro", {"layer_types": ["mamba", *["attention"] * 39]}, "Mamba"),
+        ("granite-4.0-micro", {"layer_types": None}, "Mamba"),
+        ("granite-4.0-micro", {"position_embedding_type": "alibi"}, "position_embedding_type"),
         ("glm-4.5", {"scoring_func": "softmax"}, "scoring_func"),
         ("glm-4-9b-0414", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
     ],
@@ -213,3 +279,15 @@ def test_glm_4_rotates_half_of_each_head() -> None:
     assert large.experts == Experts(
         160, 8, 1536, True, 1536, dense_layers=(0, 1, 2), shared_gate=False, routing=Routing("sigmoid", scale=2.5)
     )
+
+
+def test_granite_scales_what_it_adds() -> None:
+    config = read("granite-3.3-2b")
+    assert (config.embedding_scale, config.query_scale, config.residual_scale) == (12.0, 1 / 64, 0.22)
+    assert config.logit_divisor == 8.0
+    assert config.experts is None
+    assert read("granite-3.1-3b-a800m").experts == Experts(40, 8, 512, shared_gate=False)
+    without_experts = read("granite-4.0-micro")
+    assert (without_experts.experts, without_experts.intermediate_size) == (None, 8192)
+    assert without_experts.unrotated_layers == ()
+    assert read("granite-4.0-micro", position_embedding_type="nope").unrotated_layers == tuple(range(40))

@@ -55,6 +55,16 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
+    "granite-moe": replace(
+        SHAPE,
+        architecture="granitemoeshared",
+        embedding_scale=3.0,
+        query_scale=0.15,
+        residual_scale=0.4,
+        logit_divisor=1.5,
+        unrotated_layers=(1,),
+        experts=Experts(6, 2, 96, shared_intermediate_size=96, shared_gate=False),
+    ),
     "glm4": replace(SHAPE, architecture="glm4", attention_bias=True, rotary_dim=16),
     "glm4-moe": replace(
         SHAPE,

@@ -19,6 +19,10 @@ from transformers import (
     Glm4MoeLiteConfig,
     GlmConfig,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeSharedConfig,
     Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
@@ -87,6 +91,13 @@ LLAMA4: dict[str, Any] = {
     "floor_scale": 6,
     "attn_scale": 0.4,
 }
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.5,
+}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16}
 GLM_EXPERTS: dict[str, Any] = {
     "n_routed_experts": 8,
     "n_group": 4,
@@ -129,6 +140,23 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama4": Llama4TextConfig(**SHAPE, **LLAMA4, rope_parameters=LLAMA3_ROPE),
     "llama4-dense": Llama4TextConfig(
         **(SHAPE | {"num_hidden_layers": 3}), **LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False
+    ),
+    "granite": GraniteConfig(**SHAPE, **GRANITE, tie_word_embeddings=True),
+    "granite-moe": GraniteMoeConfig(**SHAPE, **GRANITE, num_local_experts=5),
+    "granite-moe-shared": GraniteMoeSharedConfig(
+        **SHAPE, **GRANITE, num_local_experts=5, num_experts_per_tok=3, shared_intermediate_size=40
+    ),
+    "granite-4": GraniteMoeHybridConfig(
+        **SHAPE,
+        **GRANITE,
+        **MAMBA,
+        num_local_experts=0,
+        shared_intermediate_size=80,
+        layer_types=["full_attention"] * 2,
+        position_embedding_type="rope",
+    ),
+    "granite-4-nope": GraniteMoeHybridConfig(
+        **SHAPE, **GRANITE, **MAMBA, num_local_experts=4, layer_types=["full_attention"] * 2
     ),
     "glm": GlmConfig(**SHAPE, **SPECIAL),
     "glm4": Glm4Config(**SHAPE, **SPECIAL),
@@ -238,8 +266,8 @@ class StateDictCheckpoint(ArrayCheckpoint):
 
     def __init__(self, model: PreTrainedModel) -> None:
         config, tensors = model_config(model.config), {n: tensor.numpy() for n, tensor in model.state_dict().items()}
-        if config.experts is not None:
-            names = FAMILY_FILES[config.architecture].experts
+        names = FAMILY_FILES[config.architecture].experts
+        if config.experts is not None or (names is not None and names.stacked):
             with TemporaryDirectory() as directory:
                 model.save_pretrained(directory)
                 if names is not None and names.stacked:

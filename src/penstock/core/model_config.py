@@ -215,6 +215,8 @@ class ModelConfig:
     activation: Literal["silu", "gelu"] = "silu"  # of the MLP's gate; gelu is the tanh form
     norm_offset: float = 0.0  # added to the norms' weights: Gemma's count from one
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to the stream (Granite): see `stream_scale`
+    logit_divisor: float = 1.0  # logits are divided by it
     experts: Experts | None = None
     # None: heads have keys and values of their own. Else there is one head of keys, and `head_dim` is its cached size.
     latent: LatentAttention | None = None
@@ -227,6 +229,17 @@ class ModelConfig:
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
     quantization: Literal["fp8", "int8", "int4", "w8a8"] | None = None
+
+    @property
+    def stream_scale(self) -> float:
+        """Of embeddings, where the stream is kept divided by `residual_scale`: what is added to it is then added as it
+        is, and norms do not see the difference, but for their epsilon."""
+        return self.embedding_scale / self.residual_scale
+
+    @property
+    def stream_eps(self) -> float:
+        """Of norms of that stream."""
+        return self.norm_eps / self.residual_scale**2
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -98,6 +98,7 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
         **_sliding_window(config),
         **_attention_scores(config),
         **_rotated_part(config),
+        **_granite_scales(config),
         **_experts(config),
         "pad_token_id": None,  # Phi's default may lie beyond the vocabulary
         **_special_ids(config),
@@ -115,7 +116,7 @@ def _attention_scores(config: ModelConfig) -> dict[str, Any]:
     local, scale = config.local_rope_theta, config.query_scale
     return {
         **({} if local is None else {"rope_local_base_freq": local}),
-        **({} if scale is None else {"query_pre_attn_scalar": round(scale**-2)}),
+        **({} if scale is None or config.activation == "silu" else {"query_pre_attn_scalar": round(scale**-2)}),
         **({} if config.activation == "silu" else _caps(config)),
     }
 
@@ -131,6 +132,17 @@ def _rotated_part(config: ModelConfig) -> dict[str, Any]:
     return {
         "partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim,
         "original_max_position_embeddings": scaling.original_context if scaling else config.context_length,
+    }
+
+
+def _granite_scales(config: ModelConfig) -> dict[str, Any]:
+    if config.architecture != "granite":
+        return {}
+    return {
+        "embedding_multiplier": config.embedding_scale,
+        "attention_multiplier": config.query_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": config.logit_divisor,
     }
 
 

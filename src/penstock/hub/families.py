@@ -21,8 +21,9 @@ class ExpertNames:
     down: str = "down_proj"
     router: str = "gate"
     # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
-    # "halves": gate first, as outputs of one tensor.
-    stacked: Literal["interleaved", "halves"] | None = None
+    # "halves": gate first, as outputs of one tensor. "granite": see `hub.granite_names`.
+    stacked: Literal["interleaved", "halves", "granite"] | None = None
+    dense: str = "mlp"  # where layers without experts have their MLP
     shared: str = "shared_expert"  # the one that every token passes
 
 
@@ -80,6 +81,22 @@ _GLM = FamilyFiles(
     "never",
     None,
     rotates_a_part=True,
+)
+_GRANITE: dict[str, Any] = {
+    "max_position_embeddings": 2048,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+_GRANITE_MOE = FamilyFiles(
+    "GraniteMoeForCausalLM",
+    {**_GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0},
+    "as configured",
+    "never",
+    None,
+    only_read=True,
+    experts=ExpertNames("block_sparse_moe", router="router.layer", stacked="granite"),
 )
 _LATENTS: dict[str, Any] = {
     "kv_lora_rank": 512,
@@ -285,8 +302,14 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         None,
         outgrows_float16=True,
         only_read=True,
-        experts=ExpertNames(block="feed_forward", router="router", stacked="halves"),
+        experts=ExpertNames(block="feed_forward", router="router", stacked="halves", dense="feed_forward"),
     ),
+    "granite": FamilyFiles(
+        "GraniteForCausalLM", _GRANITE, "as configured", "never", "granite", gguf_rotates_neighbours=True
+    ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": replace(_GRANITE_MOE, hf_class="GraniteMoeSharedForCausalLM"),
+    "granitemoehybrid": replace(_GRANITE_MOE, hf_class="GraniteMoeHybridForCausalLM"),
     "glm": _GLM,
     "glm4": replace(
         _GLM,

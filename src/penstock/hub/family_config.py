@@ -74,4 +74,47 @@ def _glm4_moe(values: Json) -> Fields:
     return {"head_norms": bool(values["use_qk_norm"]), "experts": grouped_experts("glm4_moe", values)}
 
 
-_FAMILIES: dict[str, Callable[[Json], Fields]] = {"llama4_text": _llama4, "glm4_moe": _glm4_moe}
+def _granite(values: Json) -> Fields:
+    return {
+        "embedding_scale": values["embedding_multiplier"],
+        "query_scale": values["attention_multiplier"],
+        "residual_scale": values["residual_multiplier"],
+        "logit_divisor": values["logits_scaling"],
+    }
+
+
+def _granite_moe(values: Json) -> Fields:
+    count = values["num_local_experts"]
+    experts = Experts(
+        count=count,
+        per_token=values["num_experts_per_tok"],
+        intermediate_size=values["intermediate_size"],
+        shared_intermediate_size=values["shared_intermediate_size"],
+        shared_gate=False,
+    )
+    return {**_granite(values), "experts": experts if count else None}
+
+
+def _granite_hybrid(values: Json) -> Fields:
+    """Of Granite 4 those without Mamba layers, whose shared expert is the MLP where there are no experts."""
+    num_layers, kinds = values["num_hidden_layers"], values.get("layer_types") or values.get("layers_block_type")
+    if kinds is None or not {*kinds} <= {"attention", "full_attention"}:
+        raise ModelUnsupported("it has Mamba layers (layer_types), which are not supported for granitemoehybrid")
+    position = values.get("position_embedding_type")
+    if position not in (None, "rope", "nope"):
+        raise ModelUnsupported(f"its position_embedding_type is {position}; supported: rope, nope")
+    fields = _granite_moe(values)
+    if fields["experts"] is None:
+        fields["intermediate_size"] = values["shared_intermediate_size"]
+    return {**fields, "unrotated_layers": () if position == "rope" else tuple(range(num_layers))}
+
+
+_FAMILIES: dict[str, Callable[[Json], Fields]] = {
+    "llama4_text": _llama4,
+    "glm4_moe": _glm4_moe,
+    "granite": _granite,
+    "granitemoe": _granite_moe,
+    "granitemoeshared": _granite_moe,
+    "granitemoehybrid": _granite_hybrid,
+}
+OWN_EXPERTS = frozenset(("llama4_text", "glm4_moe", "granitemoe", "granitemoeshared", "granitemoehybrid"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
@@ -41,7 +42,7 @@ class GGUFDescription:
     def config(self, names: frozenset[str]) -> ModelConfig:
         """`names` are the tensors', as Hugging Face has them."""
         try:
-            return check_sizes(self._config(names))
+            return check_sizes(replace(self._config(names), **self._scales()))
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             message = f"the metadata of {self._file.path} makes no sense ({error}); download it again"
             raise ModelCorrupt(message) from None
@@ -132,6 +133,16 @@ class GGUFDescription:
             return None
         is_largest = self._required("block_count") == _LARGEST_GEMMA[self.family]
         return float((width_per_head if is_largest else head_dim) ** -0.5)
+
+    def _scales(self) -> dict[str, float]:
+        if self.family != "granite":
+            return {}
+        return {
+            "embedding_scale": self._required("embedding_scale"),
+            "query_scale": self._required("attention.scale"),
+            "residual_scale": self._required("residual_scale"),
+            "logit_divisor": self._required("logit_scale"),
+        }
 
     def _cap(self, name: str) -> float | None:
         return self._key(name, FAMILY_FILES[self.family].hf_defaults.get(name)) or None

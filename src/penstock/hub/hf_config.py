@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
-from penstock.hub.family_config import family_fields
+from penstock.hub.family_config import OWN_EXPERTS, family_fields
 from penstock.hub.hf_latent import grouped_experts, latent_attention, query_scale
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
@@ -83,7 +83,9 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
-        experts=_experts(family, values) if files.experts and "n_routed_experts" not in values else None,
+        experts=_experts(family, values)
+        if files.experts and not files.has_latents and family not in OWN_EXPERTS
+        else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
     )

@@ -27,14 +27,15 @@ class ExpertPlace:
     """Where a weight or a bias of one expert lies."""
 
     tensor: str  # of the file
-    expert: int
+    expert: int | None  # None: the tensor has no other
     rows: slice  # its outputs, of all that the tensor has of the expert
-    is_bias: bool
+    is_bias: bool = False
+    by_outputs: bool = False  # the tensor is [experts, out, in]
 
     def stored(self, whole: StoredTensor, part: Part | None, name: str) -> Stored:
         """`whole`: the tensor that it lies in."""
-        values = whole.values[self.expert]
-        own = (values if self.is_bias else values.T)[self.rows]
+        values = whole.values if self.expert is None else whole.values[self.expert]
+        own = (values if self.is_bias or self.by_outputs else values.T)[self.rows]
         found = replace(whole, values=own)
         if part is not None:
             found = found.part(part, name)

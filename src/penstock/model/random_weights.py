@@ -147,7 +147,7 @@ def _latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tu
 
 def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, ffn, experts = config.hidden_size, config.intermediate_size, FAMILY_FILES[config.architecture].experts
-    block = experts.block if experts is not None else "mlp"
+    block = experts.dense if experts is not None else "mlp"
     return {
         f"{block}.gate_proj.weight": (ffn, hidden),
         f"{block}.up_proj.weight": (ffn, hidden),

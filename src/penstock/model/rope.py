@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.model.ops import Rope
+
+
+def layer_ropes(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Callable[[int], Rope]:
+    """The tables of each layer, as far as that does not depend on its family."""
+    tables = still_tables if config.rope_sections else rope_tables
+    rope = tables(config, device, max_context)
+    still = still_tables(config, device, max_context) if config.unrotated_layers else rope
+    return lambda layer: still if layer in config.unrotated_layers else rope
 
 
 def rope_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:

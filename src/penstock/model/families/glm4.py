@@ -21,6 +21,7 @@ def layer(weights: Weights, rope: Rope, index: int) -> GemmaLayer:
         mlp=MLP.load(weights, is_joined=True),
         mlp_end=load_norm(weights, "post_mlp_layernorm"),
         activation=weights.config.activation,
+        mlp_norm="post_attention_layernorm",
     )
 
 

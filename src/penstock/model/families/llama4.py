@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.core.model_config import AttentionTemperature, ModelConfig
+from penstock.core.model_config import AttentionTemperature
 from penstock.model.batch import Batch
 from penstock.model.layers import (
     MLP,
@@ -24,7 +24,6 @@ from penstock.model.layers import (
 from penstock.model.ops import Layer, LayerKV, Rope, Stream
 from penstock.model.ops.experts import sigmoid
 from penstock.model.ordered import ordered_attention
-from penstock.model.rope import still_tables
 from penstock.model.sparse import SparseMLP
 from penstock.model.weights import Weights
 
@@ -77,18 +76,18 @@ class Llama4Layer:
 
 
 def layers_of(weights: Weights) -> LayerLoader:
-    config, ops, longest = weights.config, weights.ops, weights.max_context
-    still = still_tables(config, ops.device, longest)
-    scales = query_scales(config, still.cos.shape[0]).to(ops.device) if config.temperature is not None else None
+    config, ops = weights.config, weights.ops
+    scales = None
+    if config.temperature is not None:
+        num_positions = min(config.context_length, weights.max_context or config.context_length)
+        scales = query_scales(config.temperature, num_positions).to(ops.device)
 
     def layer(weights: Weights, rope: Rope, index: int) -> Layer:
         is_rotated, spec = index not in config.unrotated_layers, attention_spec(weights, index)
         if is_rotated and config.head_norms:
             ones = torch.ones(config.head_dim, dtype=ops.activation_dtype, device=ops.device)
             spec = replace(spec, q_norm=ones, k_norm=ones, norm_eps=config.norm_eps)
-        attention = ordered_attention(
-            weights, spec, rope if is_rotated else still, neighbours=True, bias=config.attention_bias
-        )
+        attention = ordered_attention(weights, spec, rope, neighbours=True, bias=config.attention_bias)
         tempered = attention if is_rotated or scales is None else TemperedAttention(attention, scales)
         if config.has_experts(index):
             return Llama4Layer(tempered, ScaledInputMLP(SparseMLP.load(weights)))
@@ -98,9 +97,8 @@ def layers_of(weights: Weights) -> LayerLoader:
     return layer
 
 
-def query_scales(config: ModelConfig, num_positions: int) -> Tensor:
+def query_scales(tuning: AttentionTemperature, num_positions: int) -> Tensor:
     """Of each position. A table: what is computed of a row must not depend on where in a batch it lies."""
-    tuning = config.temperature or AttentionTemperature()
     positions = torch.arange(1, num_positions + 1, dtype=torch.float64)
     return (1 + tuning.scale * torch.log1p(positions // tuning.tokens)).float()
 
