@@ -18,6 +18,8 @@ from transformers import (
     Glm4Config,
     GraniteConfig,
     MixtralConfig,
+    Olmo2Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2MoeConfig,
@@ -57,6 +59,8 @@ MORE: dict[str, PreTrainedConfig] = {
     "granite": GraniteConfig(
         **_SHAPE, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=1.5
     ),
+    "olmo2": Olmo2Config(**_SHAPE, **_IDS),
+    "olmoe": OlmoeConfig(**_SHAPE, **_IDS, num_experts=4, num_experts_per_tok=2),
     "phi4": Phi3Config(**_SHAPE, **_IDS, rope_parameters=_LONG, original_max_position_embeddings=32),
 }
 _ARCHITECTURES = {
@@ -68,6 +72,8 @@ _ARCHITECTURES = {
     "phi3": gguf.MODEL_ARCH.PHI3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
 }
 
 

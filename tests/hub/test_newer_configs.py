@@ -203,6 +203,69 @@ CONFIGS |= {
         "vocab_size": 100352,
     },
 }
+_OLMO: dict[str, Any] = {
+    "attention_bias": False,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "pad_token_id": 100277,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+}
+CONFIGS |= {
+    "olmo-2-7b": _OLMO
+    | {
+        "architectures": ["Olmo2ForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "model_type": "olmo2",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "rope_scaling": None,
+        "vocab_size": 100352,
+    },
+    "olmo-3-32b": _OLMO
+    | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+        "max_position_embeddings": 65536,
+        "model_type": "olmo3",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "rope_scaling": {
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "yarn",
+        },
+        "sliding_window": 4096,
+        "vocab_size": 100278,
+    },
+    "olmoe-1b-7b": _OLMO
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "clip_qkv": None,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "max_position_embeddings": 4096,
+        "model_type": "olmoe",
+        "norm_topk_prob": False,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 16,
+        "rope_theta": 10000.0,
+        "vocab_size": 50304,
+    },
+}
 
 
 def read(name: str, **changes: Any) -> ModelConfig:
@@ -221,6 +284,9 @@ def read(name: str, **changes: Any) -> ModelConfig:
         ("glm-4-32b-0414", 32.5, 32.5),
         ("glm-4.5", 355, 33),
         ("glm-4.5-air", 106, 13.2),
+        ("olmo-2-7b", 7.3, 7.3),
+        ("olmo-3-32b", 32.2, 32.2),
+        ("olmoe-1b-7b", 6.92, 1.28),
         ("granite-3.3-2b", 2.53, 2.53),
         ("granite-3.1-3b-a800m", 3.3, 0.88),
         ("granite-4.0-micro", 3.4, 3.4),
@@ -240,6 +306,8 @@ def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, acti
         ("llama-4-scout", {"hidden_act": "gelu"}, "activation"),
         ("granite-4.0-micro", {"layer_types": ["mamba", *["attention"] * 39]}, "Mamba"),
         ("granite-4.0-micro", {"layer_types": None}, "Mamba"),
+        ("olmo-2-7b", {"attention_bias": True}, "attention_bias"),
+        ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv"),
         ("granite-4.0-micro", {"position_embedding_type": "alibi"}, "position_embedding_type"),
         ("glm-4.5", {"scoring_func": "softmax"}, "scoring_func"),
         ("glm-4-9b-0414", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
@@ -291,3 +359,16 @@ def test_granite_scales_what_it_adds() -> None:
     assert (without_experts.experts, without_experts.intermediate_size) == (None, 8192)
     assert without_experts.unrotated_layers == ()
     assert read("granite-4.0-micro", position_embedding_type="nope").unrotated_layers == tuple(range(40))
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_olmo_3_stretches_the_rotation_of_layers_that_see_all(is_new: bool) -> None:
+    given: dict[str, Any] = CONFIGS["olmo-3-32b"]["rope_scaling"]
+    full = {**given, "rope_theta": 300_000}
+    both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 200_000}}
+    changes = {"rope_scaling": None, "rope_theta": None, "rope_parameters": both} if is_new else {"rope_theta": 300_000}
+    config = read("olmo-3-32b", **changes)
+    assert config.windows[:5] == (4096, 4096, 4096, None, 4096)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.factor) == ("yarn", 8.0)
+    assert (config.rope_theta, config.local_rope_theta) == (300_000, 200_000 if is_new else 300_000)

@@ -41,6 +41,7 @@ LATENT = LatentAttention(rank=48, query_rank=40, plain_dim=24, rotary_dim=16, va
 DEEPSEEK = replace(SHAPE, num_kv_heads=1, head_dim=LATENT.cached_dim, query_scale=0.15, latent=LATENT)
 GROUPS = Routing(num_groups=4, groups_per_token=2, scale=2.5)
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
+STRETCHED = RopeScaling("yarn", factor=4.0, original_context=64, magnitude=1.1)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
     "qwen2-moe": replace(
@@ -55,6 +56,16 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
+    "olmo2": replace(SHAPE, architecture="olmo2"),
+    "olmo3": replace(
+        SHAPE,
+        architecture="olmo3",
+        num_layers=3,
+        windows=(20, None, 20),
+        local_rope_theta=200.0,
+        rope_scaling=STRETCHED,
+    ),
+    "olmoe": replace(SHAPE, architecture="olmoe", experts=Experts(8, 2, 64, normalized=False)),
     "granite-moe": replace(
         SHAPE,
         architecture="granitemoeshared",

@@ -27,6 +27,9 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -158,6 +161,17 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "granite-4-nope": GraniteMoeHybridConfig(
         **SHAPE, **GRANITE, **MAMBA, num_local_experts=4, layer_types=["full_attention"] * 2
     ),
+    "olmo2": Olmo2Config(**SHAPE, **SPECIAL),
+    "olmo3": Olmo3Config(
+        **(SHAPE | {"num_hidden_layers": 4, "num_key_value_heads": 4}),
+        **SPECIAL,
+        sliding_window=6,
+        rope_parameters={
+            "full_attention": {**YARN, "truncate": True},  # it looks for this beside the kinds of layers
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "olmoe": OlmoeConfig(**SHAPE, **SPECIAL, num_experts=6, num_experts_per_tok=2),
     "glm": GlmConfig(**SHAPE, **SPECIAL),
     "glm4": Glm4Config(**SHAPE, **SPECIAL),
     "glm4-moe": Glm4MoeConfig(**(SHAPE | EXPERTS), **GLM_EXPERTS, attention_bias=True, use_qk_norm=True),

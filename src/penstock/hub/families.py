@@ -49,6 +49,7 @@ class FamilyFiles:
     rotates_a_part: bool = False  # a config may have only a part of each head rotated
     outgrows_float16: bool = False  # its activations do
     has_sinks: bool = False  # its attention has
+    norms_all_heads: bool = False  # norms of queries and keys are over all heads together
     only_read: bool = False  # its config.json is not written: `penstock convert` and `penstock quantize` refuse it
     experts: ExpertNames | None = None
     has_latents: bool = False  # its attention has: see `core.model_config.LatentAttention`
@@ -310,6 +311,40 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(_GRANITE_MOE, hf_class="GraniteMoeSharedForCausalLM"),
     "granitemoehybrid": replace(_GRANITE_MOE, hf_class="GraniteMoeHybridForCausalLM"),
+    "olmo2": FamilyFiles(
+        "Olmo2ForCausalLM",
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        "refused",
+        "refused",
+        "olmo2",
+        gguf_parts={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+        norms_all_heads=True,
+    ),
+    "olmo3": FamilyFiles(
+        "Olmo3ForCausalLM",
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "rope_theta": 500_000.0,
+            "rope_local_base_freq": 500_000.0,
+        },
+        "refused",
+        "in a pattern",
+        None,
+        norms_all_heads=True,
+        only_read=True,
+    ),
+    "olmoe": FamilyFiles(
+        "OlmoeForCausalLM",
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+        "refused",
+        "never",
+        "olmoe",
+        norms_all_heads=True,
+        experts=ExpertNames(),
+    ),
     "glm": _GLM,
     "glm4": replace(
         _GLM,

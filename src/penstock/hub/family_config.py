@@ -8,6 +8,7 @@ from typing import Any
 from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import AttentionTemperature, Experts
 from penstock.hub.hf_latent import grouped_experts
+from penstock.hub.hf_rope import rope_theta
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -109,9 +110,23 @@ def _granite_hybrid(values: Json) -> Fields:
     return {**fields, "unrotated_layers": () if position == "rope" else tuple(range(num_layers))}
 
 
+def _olmo3(values: Json) -> Fields:
+    """Where files say nothing of layers with a window, these turn as the others do, but for what stretches them."""
+    says_so = (values.get("rope_parameters") or {}).get("sliding_attention")
+    return {} if says_so else {"local_rope_theta": rope_theta(values)}
+
+
+def _olmoe(values: Json) -> Fields:
+    if values.get("clip_qkv") is not None:
+        raise ModelUnsupported(f"its queries, keys and values are clipped (clip_qkv {values['clip_qkv']})")
+    return {}
+
+
 _FAMILIES: dict[str, Callable[[Json], Fields]] = {
     "llama4_text": _llama4,
     "glm4_moe": _glm4_moe,
+    "olmo3": _olmo3,
+    "olmoe": _olmoe,
     "granite": _granite,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,

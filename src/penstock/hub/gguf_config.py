@@ -26,7 +26,7 @@ _KEPT_AS: dict[str, Quantization] = {
 }
 # The largest of each has heads of another size than its queries are scaled by, which the file does not say.
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers
-_DIVIDES_BY_SUM = {"mixtral": True, "qwen2_moe": False, "qwen3_moe": True}
+_DIVIDES_BY_SUM = {"mixtral": True, "qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
 _GATES_BY_SOFTMAX = (None, 0, 1)
 
 

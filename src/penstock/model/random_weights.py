@@ -108,6 +108,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     )
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     norms += ("post_self_attn_layernorm", "post_mlp_layernorm")
+    is_whole = FAMILY_FILES[config.architecture].norms_all_heads
     return {
         **{f"{name}.weight": (hidden,) for name in norms},
         "self_attn.q_proj.weight": (q_size, hidden),
@@ -119,8 +120,8 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj.bias": (kv_size,),
         "self_attn.v_proj.bias": (kv_size,),
         "self_attn.o_proj.bias": (hidden,),
-        "self_attn.q_norm.weight": (config.head_dim,),
-        "self_attn.k_norm.weight": (config.head_dim,),
+        "self_attn.q_norm.weight": (q_size if is_whole else config.head_dim,),
+        "self_attn.k_norm.weight": (kv_size if is_whole else config.head_dim,),
         "self_attn.sinks": (config.num_heads,),
     }
 

@@ -15,11 +15,21 @@ from penstock.model.ops import Rope
 
 
 def layer_ropes(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Callable[[int], Rope]:
-    """The tables of each layer, as far as that does not depend on its family."""
+    """The tables of each layer."""
     tables = still_tables if config.rope_sections else rope_tables
     rope = tables(config, device, max_context)
     still = still_tables(config, device, max_context) if config.unrotated_layers else rope
-    return lambda layer: still if layer in config.unrotated_layers else rope
+    local = rope
+    if config.local_rope_theta is not None:
+        nearby = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+        local = rope_tables(nearby, device, max_context)
+
+    def of(layer: int) -> Rope:
+        if layer in config.unrotated_layers:
+            return still
+        return rope if config.window(layer) is None else local
+
+    return of
 
 
 def rope_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:

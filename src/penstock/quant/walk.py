@@ -34,7 +34,7 @@ LAYERS: dict[str, Callable[[Weights], LayerLoader]] = {
     "qwen2_moe": lambda _: qwen2_moe.layer,
     "qwen3_moe": lambda _: qwen3_moe.layer,
     "gemma2": lambda _: gemma2.layer,
-    "gemma3_text": gemma3.layers_of,
+    "gemma3_text": lambda _: gemma3.layer,
     "phi3": lambda _: phi3.layer,
     "granite": lambda _: llama.layer,
     "glm": lambda _: glm4.glm_layer,
