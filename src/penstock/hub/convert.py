@@ -75,6 +75,8 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
     names = FAMILY_FILES[config.architecture].experts
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
+    if config.latent is not None:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its latent attention is only read")
     return {
         "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,
