@@ -77,6 +77,8 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
     if files.only_read:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its files are only read")
+    if config.latent is not None:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its latent attention is only read")
     return {
         "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,

@@ -172,8 +172,10 @@ def _host_pair(site: Site, found: dict[str, LowRank]) -> HostPair:
             own = site.parts.get(name)
             a.append(_copied(pair.a) if own is None else _copied(pair.a)[:, slice(*own[0].column_range)])
             b = _copied(pair.b) if own is None else torch.cat([_copied(pair.b)[part.rows] for part in own])
-            if site.order is not None:  # within each projection
-                b = b[site.order.cpu()[column : column + size] - column]
+            if site.order is not None:
+                order = site.order[column : column + size].cpu() - column
+                assert 0 <= order.min() <= order.max() < size, "an order keeps projections apart"
+                b = b[order]
             parts.append((b, pair.scale, rank, column))
             rank += pair.rank
         column += size

@@ -20,7 +20,7 @@ from penstock.model.layers import attention_spec, load_norm
 from penstock.model.ops import AttentionSpec, LayerKV, Linear, Norm, Ops, Rope, Stream
 from penstock.model.quantized import Weight, plain
 from penstock.model.shard import Axis, Split
-from penstock.model.weights import Weights
+from penstock.model.weights import Outputs, Weights
 
 NORM_EPS = 1e-6  # of the norms of latents, whatever config.json says of the others
 
@@ -113,11 +113,11 @@ def _in_halves(shape: LatentAttention) -> Tensor:
     return torch.cat((order[0::2], order[1::2])) if shape.interleaved else order
 
 
-def _ordered(weights: Weights, outputs: dict[str, int | Axis], inputs: int, split: Split, order: Tensor) -> Linear:
+def _ordered(weights: Weights, outputs: Outputs, inputs: int, split: Split, order: Tensor) -> Linear:
     """A linear whose outputs lie in another order than in the files."""
-    weight = weights.weight(dict(outputs), inputs, split=split)
+    weight = weights.weight(outputs, inputs, split=split)
     linear = weights.ops.linear(_rows(weight, order))
-    weights.note(linear, dict(outputs), inputs, split=split, order=order)
+    weights.note(linear, outputs, inputs, split=split, order=order)
     return linear
 
 

@@ -200,8 +200,8 @@ class ReferenceOps:
         """Queries and keys, normed and rotated, and values that are their own: [tokens, heads, dim]."""
         heads = qkv.view(batch.num_tokens, -1, spec.head_dim)
         if spec.value_dim is not None:
-            q, k = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads], dim=1)
-            return *(rotate_end(x, rope, batch.positions, spec.value_dim) for x in (q, k)), None
+            turned = rotate_end(heads, rope, batch.positions, spec.value_dim)
+            return turned[:, : spec.num_heads], turned[:, spec.num_heads :], None
         q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if spec.q_norm is not None:
             q = self.rms_norm(q, spec.q_norm, spec.norm_eps)

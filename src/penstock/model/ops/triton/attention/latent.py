@@ -354,9 +354,10 @@ def _join_latents_kernel(out_ptr, chunks_ptr, num_chunks_ptr, partials, SHAPE: t
     num_chunks = tl.load(chunk_ptr + 6) - first + 1
     if (tl.load(chunk_ptr + 5) != first) | (num_chunks == 1):
         return
-    v = tl.arange(0, SHAPE.block_value)
-    acc = tl.zeros([SHAPE.block_value], tl.float32)
-    total, highest = 0.0, -1e30
+    BLOCK_V: tl.constexpr = SHAPE.block_value
+    v = tl.arange(0, BLOCK_V)
+    acc = tl.zeros([BLOCK_V], tl.float32)
+    total, highest = tl.zeros([1], tl.float32), tl.full([1], -1e30, tl.float32)
     for base in range(0, num_chunks, CHUNKS):
         c = base + tl.arange(0, CHUNKS)
         inside = c < num_chunks
