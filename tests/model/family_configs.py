@@ -57,6 +57,14 @@ CONFIGS = {
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
     "olmo2": replace(SHAPE, architecture="olmo2"),
+    "exaone4": replace(SHAPE, architecture="exaone4", windows=(20, None), unrotated_layers=(1,)),
+    "ministral3": replace(SHAPE, architecture="ministral3", temperature=AttentionTemperature(0.3, 20, first=0)),
+    "minimax-m2": replace(
+        SHAPE,
+        architecture="minimax_m2",
+        rotary_dim=16,
+        experts=Experts(16, 3, 64, shared_gate=False, routing=Routing("sigmoid")),
+    ),
     "olmo3": replace(
         SHAPE,
         architecture="olmo3",

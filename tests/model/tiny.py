@@ -12,6 +12,9 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -25,6 +28,8 @@ from transformers import (
     GraniteMoeSharedConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -37,6 +42,8 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
@@ -94,6 +101,8 @@ LLAMA4: dict[str, Any] = {
     "floor_scale": 6,
     "attn_scale": 0.4,
 }
+MINISTRAL = {**YARN, "truncate": True, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
+MINISTRAL |= {"original_max_position_embeddings": 16}
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.2,
@@ -172,6 +181,23 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         },
     ),
     "olmoe": OlmoeConfig(**SHAPE, **SPECIAL, num_experts=6, num_experts_per_tok=2),
+    "ministral3": Ministral3Config(**SHAPE, rope_parameters=MINISTRAL),
+    "smollm3": SmolLM3Config(
+        **(SHAPE | {"num_hidden_layers": 3}), **SPECIAL, no_rope_layers=[1, 0, 1], tie_word_embeddings=True
+    ),
+    "seed-oss": SeedOssConfig(**SHAPE),
+    "ernie4.5": Ernie4_5Config(**SHAPE),
+    "exaone4": Exaone4Config(**(SHAPE | {"num_hidden_layers": 3}), sliding_window=6, sliding_window_pattern=2),
+    "exaone4-small": Exaone4Config(**SHAPE, sliding_window=None, layer_types=["full_attention"] * 2),
+    "minimax-m2": MiniMaxM2Config(**SHAPE, num_local_experts=6, num_experts_per_tok=3, rope_parameters=PARTIAL_ROPE),
+    "dots1": Dots1Config(
+        **(SHAPE | EXPERTS),
+        n_routed_experts=6,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
+    ),
     "glm": GlmConfig(**SHAPE, **SPECIAL),
     "glm4": Glm4Config(**SHAPE, **SPECIAL),
     "glm4-moe": Glm4MoeConfig(**(SHAPE | EXPERTS), **GLM_EXPERTS, attention_bias=True, use_qk_norm=True),

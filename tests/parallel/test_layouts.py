@@ -50,6 +50,8 @@ SELECTED = [
     ("mistral", "tp=2 pp=2 sp=2"),
     ("qwen3-moe", "tp=2 ep=2 sp=2"),
     ("llama4", "tp=2 pp=2 ep=2"),
+    ("olmo3", "tp=2 pp=2"),
+    ("minimax-m2", "tp=2 ep=2 sp=2"),
 ]
 NUM_BLOCKS = 16  # too few for all that is open
 

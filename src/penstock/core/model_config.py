@@ -72,10 +72,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class AttentionTemperature:
-    """Queries of layers without rotation grow with their position: by 1 + scale * ln(1 + (position + 1) // tokens)."""
+    """Queries grow with their position: by 1 + scale * ln(1 + (position + first) // tokens)."""
 
     scale: float = 0.1
     tokens: int = 8192
+    first: int = 1  # what positions are counted from
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
     in_chunks: bool = False  # windows begin at multiples of their length: see `AttentionSpec.in_chunks`
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embeddings (NoPE)
-    temperature: AttentionTemperature | None = None  # of those; None: all queries are as they are
+    temperature: AttentionTemperature | None = None  # Llama 4: of those; Ministral 3: of all. None: of no layer
     head_norms: bool = True  # of families whose config says so: queries and keys of rotated layers are normed
     local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
     rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all

@@ -101,6 +101,7 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
         **_attention_scores(config),
         **_rotated_part(config),
         **_granite_scales(config),
+        **_unrotated_layers(config),
         **_experts(config),
         "pad_token_id": None,  # Phi's default may lie beyond the vocabulary
         **_special_ids(config),
@@ -135,6 +136,12 @@ def _rotated_part(config: ModelConfig) -> dict[str, Any]:
         "partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim,
         "original_max_position_embeddings": scaling.original_context if scaling else config.context_length,
     }
+
+
+def _unrotated_layers(config: ModelConfig) -> dict[str, Any]:
+    if config.architecture != "smollm3":
+        return {}
+    return {"no_rope_layers": [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]}
 
 
 def _granite_scales(config: ModelConfig) -> dict[str, Any]:

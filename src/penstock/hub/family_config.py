@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.core.errors import ModelUnsupported
-from penstock.core.model_config import AttentionTemperature, Experts
+from penstock.core.model_config import AttentionTemperature, Experts, Routing
 from penstock.hub.hf_latent import grouped_experts
-from penstock.hub.hf_rope import rope_theta
+from penstock.hub.hf_rope import rope_parameters, rope_theta
 
 Json = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -58,6 +58,11 @@ def _llama4(values: Json) -> Fields:
             dense_layers=tuple(layer for layer in range(num_layers) if layer not in with_experts),
         ),
     }
+
+
+def window_pattern(num_layers: int, every: int) -> list[str]:
+    """Every so-many-th layer sees all, the others a window."""
+    return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
 
 
 def _rotated_layers(values: Json, num_layers: int) -> list[bool]:
@@ -122,9 +127,75 @@ def _olmoe(values: Json) -> Fields:
     return {}
 
 
+def _ministral3(values: Json) -> Fields:
+    rope = rope_parameters(values)
+    beta, tokens = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    if not beta:
+        return {}
+    if not tokens:
+        raise ValueError("llama_4_scaling_beta without original_max_position_embeddings")
+    return {"temperature": AttentionTemperature(beta, tokens, first=0)}
+
+
+def _smollm3(values: Json) -> Fields:
+    rotated = _rotated_layers(values, values["num_hidden_layers"])
+    return {"unrotated_layers": tuple(layer for layer, is_rotated in enumerate(rotated) if not is_rotated)}
+
+
+def _seed_oss(values: Json) -> Fields:
+    if values.get("attention_out_bias"):
+        raise ModelUnsupported("its attention's output has a bias (attention_out_bias), which is not supported")
+    return {}
+
+
+def _ernie(values: Json) -> Fields:
+    if values.get("use_bias"):
+        raise ModelUnsupported("its linear layers have biases (use_bias), which is not supported for ernie4_5")
+    return {}
+
+
+def _exaone4(values: Json) -> Fields:
+    """Layers that see all are not rotated where others see a window."""
+    if not values.get("sliding_window"):
+        return {}
+    kinds = values.get("layer_types") or window_pattern(values["num_hidden_layers"], values["sliding_window_pattern"])
+    return {"unrotated_layers": tuple(layer for layer, kind in enumerate(kinds) if kind != "sliding_attention")}
+
+
+def _minimax_m2(values: Json) -> Fields:
+    known = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
+    for key, value in known.items():
+        if values[key] != value:
+            raise ModelUnsupported(f"its {key} is {values[key]!r}; supported for minimax_m2: {value!r}")
+    if set(values.get("attn_type_list") or (1,)) != {1}:
+        raise ModelUnsupported("some of its layers have linear attention (attn_type_list), which is not supported")
+    if values.get("shared_intermediate_size"):
+        raise ModelUnsupported("it has an expert that all tokens pass (shared_intermediate_size), unlike M2")
+    rotary_dim, head_dim = values.get("rotary_dim"), values["head_dim"]
+    experts = Experts(
+        values["num_local_experts"],
+        values["num_experts_per_tok"],
+        values["intermediate_size"],
+        shared_gate=False,
+        routing=Routing("sigmoid"),
+    )
+    return {"experts": experts, **({"rotary_dim": rotary_dim} if rotary_dim and rotary_dim < head_dim else {})}
+
+
+def _dots1(values: Json) -> Fields:
+    return {"experts": grouped_experts("dots1", values)}
+
+
 _FAMILIES: dict[str, Callable[[Json], Fields]] = {
     "llama4_text": _llama4,
     "glm4_moe": _glm4_moe,
+    "ministral3": _ministral3,
+    "smollm3": _smollm3,
+    "seed_oss": _seed_oss,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "minimax_m2": _minimax_m2,
+    "dots1": _dots1,
     "olmo3": _olmo3,
     "olmoe": _olmoe,
     "granite": _granite,
@@ -132,4 +203,6 @@ _FAMILIES: dict[str, Callable[[Json], Fields]] = {
     "granitemoeshared": _granite_moe,
     "granitemoehybrid": _granite_hybrid,
 }
-OWN_EXPERTS = frozenset(("llama4_text", "glm4_moe", "granitemoe", "granitemoeshared", "granitemoehybrid"))
+OWN_EXPERTS = frozenset(
+    ("llama4_text", "glm4_moe", "granitemoe", "granitemoeshared", "granitemoehybrid", "minimax_m2", "dots1")
+)

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import Experts, ModelConfig, RopeScaling, check_sizes
 from penstock.hub.families import FAMILY_FILES
+from penstock.hub.family_config import window_pattern
 from penstock.hub.gguf_file import GGUFFile
-from penstock.hub.hf_config import window_pattern
 from penstock.hub.hf_rope import longrope_magnitude
 from penstock.hub.quantization import Quantization
 
@@ -134,7 +134,9 @@ class GGUFDescription:
         is_largest = self._required("block_count") == _LARGEST_GEMMA[self.family]
         return float((width_per_head if is_largest else head_dim) ** -0.5)
 
-    def _scales(self) -> dict[str, float]:
+    def _scales(self) -> dict[str, Any]:
+        if self.family == "smollm3":  # which its files do not say
+            return {"unrotated_layers": tuple(range(3, self._required("block_count"), 4))}
         if self.family != "granite":
             return {}
         return {

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
-from penstock.hub.family_config import OWN_EXPERTS, family_fields
+from penstock.hub.family_config import OWN_EXPERTS, family_fields, window_pattern
 from penstock.hub.hf_latent import grouped_experts, latent_attention, query_scale
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
@@ -167,11 +167,6 @@ def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:
         "sliding_attention" if layer >= values["max_window_layers"] else "full_attention" for layer in range(num_layers)
     ]
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def window_pattern(num_layers: int, every: int) -> list[str]:
-    """Every so-many-th layer sees all, the others a window."""
-    return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
 
 
 def _end_tokens(config: Json, generation: Json) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.errors import ModelMissing
 from penstock.core.model_config import Experts, LatentAttention, ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
-from penstock.hub.families import CHOICE_BIAS, FAMILY_FILES
+from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray, Part, StoredTensor
 from penstock.model.vision.shapes import vision_shapes
 
@@ -167,7 +167,7 @@ def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int
     shapes: dict[str, tuple[int, ...]] = {
         f"{names.block}.{names.router}.weight": (experts.count, hidden),
         f"{names.block}.{names.router}.bias": (experts.count,),
-        f"{names.block}.{names.router}.{CHOICE_BIAS}": (experts.count,),
+        f"{names.block}.{names.choice_bias}": (experts.count,),
         f"{names.block}.{names.shared}_gate.weight": (1, hidden),
         f"{names.block}.{names.shared}.gate_proj.weight": (shared, hidden),
         f"{names.block}.{names.shared}.up_proj.weight": (shared, hidden),

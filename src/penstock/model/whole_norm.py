@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.model.layers import kv_heads, query_heads
 from penstock.model.ops import Norm, Ops, Stream
 from penstock.model.ranks import Ranks
+from penstock.model.rope import paired_rows
 from penstock.model.shard import Axis, Shard
 from penstock.model.weights import Weights
 
@@ -29,10 +30,14 @@ class WholeNorm:
     def load(cls, weights: Weights, path: str, axis: Axis) -> WholeNorm:
         shard, name = weights.shard, f"tensor '{weights.prefix}{path}.weight'"
         own = shard.span(axis, name)
-        weight = weights.norm(f"{path}.weight", axis.size)[own.start : own.stop].contiguous()
+        weight = weights.norm(f"{path}.weight", axis.size)[own.start : own.stop]
+        config = weights.config
+        if config.rotary_dim is not None:  # dimensions lie as `model.ordered` puts them
+            order = paired_rows(config.head_dim, config.rotary_dim).to(weight.device)
+            weight = weight.view(-1, config.head_dim)[:, order].flatten()
         return cls(
             weights.ops,
-            Norm(weight, weights.config.norm_eps),
+            Norm(weight.contiguous(), config.norm_eps),
             axis.size,
             copies=_copies(shard, axis, name),
             ranks=weights.ranks if shard.size > 1 else None,

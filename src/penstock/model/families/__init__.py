@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from penstock.model.families import (
     deepseek,
+    dots1,
+    ernie4_5,
+    exaone4,
     gemma2,
     gemma3,
     glm4,
@@ -12,6 +15,8 @@ from penstock.model.families import (
     granite,
     llama,
     llama4,
+    minimax_m2,
+    ministral3,
     mistral,
     mixtral,
     olmo2,
@@ -21,6 +26,8 @@ from penstock.model.families import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    seed_oss,
+    smollm3,
 )
 from penstock.model.layers import Family
 
@@ -44,6 +51,13 @@ FAMILIES: dict[str, Family] = {
     "olmo2": olmo2.load,
     "olmo3": olmo2.load,
     "olmoe": olmoe.load,
+    "ministral3": ministral3.load,
+    "smollm3": smollm3.load,
+    "seed_oss": seed_oss.load,
+    "ernie4_5": ernie4_5.load,
+    "exaone4": exaone4.load,
+    "minimax_m2": minimax_m2.load,
+    "dots1": dots1.load,
     "glm": glm4.load_glm,
     "glm4": glm4.load,
     "glm4_moe": glm4_moe.load,

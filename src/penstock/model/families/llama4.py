@@ -7,9 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from penstock.core.model_config import AttentionTemperature
 from penstock.model.batch import Batch
 from penstock.model.layers import (
     MLP,
@@ -25,21 +23,8 @@ from penstock.model.ops import Layer, LayerKV, Rope, Stream
 from penstock.model.ops.experts import sigmoid
 from penstock.model.ordered import ordered_attention
 from penstock.model.sparse import SparseMLP
+from penstock.model.temperature import TemperedAttention, query_scales
 from penstock.model.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class TemperedAttention:
-    """Attention whose queries are scaled by their positions before it."""
-
-    attention: Attention
-    scales: Tensor  # [context] float32
-
-    def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
-        own, ops = self.attention, self.attention.ops
-        qkv = ops.norm_linear(stream, own.norm, own.qkv)
-        qkv[:, : own.spec.num_heads * own.spec.head_dim] *= self.scales[batch.positions, None]
-        ops.add_linear(stream, ops.attention(qkv, own.spec, own.rope, kv, batch), own.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +62,7 @@ class Llama4Layer:
 
 def layers_of(weights: Weights) -> LayerLoader:
     config, ops = weights.config, weights.ops
-    scales = None
-    if config.temperature is not None:
-        num_positions = min(config.context_length, weights.max_context or config.context_length)
-        scales = query_scales(config.temperature, num_positions).to(ops.device)
+    scales = query_scales(config, ops.device, weights.max_context)
 
     def layer(weights: Weights, rope: Rope, index: int) -> Layer:
         is_rotated, spec = index not in config.unrotated_layers, attention_spec(weights, index)
@@ -95,12 +77,6 @@ def layers_of(weights: Weights) -> LayerLoader:
         return DecoderLayer(tempered, mlp) if isinstance(tempered, Attention) else Llama4Layer(tempered, mlp)
 
     return layer
-
-
-def query_scales(tuning: AttentionTemperature, num_positions: int) -> Tensor:
-    """Of each position. A table: what is computed of a row must not depend on where in a batch it lies."""
-    positions = torch.arange(1, num_positions + 1, dtype=torch.float64)
-    return (1 + tuning.scale * torch.log1p(positions // tuning.tokens)).float()
 
 
 def load(weights: Weights, progress: Progress) -> CausalLM:

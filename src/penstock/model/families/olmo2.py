@@ -20,7 +20,7 @@ from penstock.model.whole_norm import HeadNorms
 class OlmoLayer:
     ops: Ops
     qkv: Linear
-    heads: HeadNorms
+    heads: HeadNorms | None  # None: kernels norm each head
     spec: AttentionSpec
     rope: Rope
     output: Linear
@@ -31,15 +31,15 @@ class OlmoLayer:
     parts: None = None
 
     @classmethod
-    def load(cls, weights: Weights, rope: Rope, index: int) -> OlmoLayer:
+    def load(cls, weights: Weights, rope: Rope, spec: AttentionSpec, heads: HeadNorms | None = None) -> OlmoLayer:
         config, inner, mlp = weights.config, weights.at("self_attn"), weights.at("mlp")
         hidden, ffn, is_end = config.hidden_size, config.intermediate_size, weights.is_end_layer
         queries, keys = query_heads(config), kv_heads(config)
         return cls(
             ops=weights.ops,
             qkv=inner.linear({"q_proj": queries, "k_proj": keys, "v_proj": keys}, hidden, split=Split.COLUMNS),
-            heads=HeadNorms.load(inner),
-            spec=attention_spec(weights, index),
+            heads=heads,
+            spec=spec,
             rope=rope,
             output=inner.linear({"o_proj": hidden}, queries, split=Split.ROWS, precise=is_end),
             attention_end=load_norm(weights, "post_attention_layernorm"),
@@ -50,7 +50,9 @@ class OlmoLayer:
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         ops = self.ops
-        qkv = self.heads(self.qkv(_settled(stream)))
+        qkv = self.qkv(_settled(stream))
+        if self.heads is not None:
+            qkv = self.heads(qkv)
         found = self.output(ops.attention(qkv, self.spec, self.rope, kv, batch))
         ops.add(stream, ops.normed(Stream(found), self.attention_end))
         found = self.down(ops.gated(self.gate_up(_settled(stream)), "silu"))
@@ -63,4 +65,8 @@ def _settled(stream: Stream) -> Tensor:
     return stream.residual
 
 
-load = decoder_of(OlmoLayer.load)
+def layer(weights: Weights, rope: Rope, index: int) -> OlmoLayer:
+    return OlmoLayer.load(weights, rope, attention_spec(weights, index), HeadNorms.load(weights.at("self_attn")))
+
+
+load = decoder_of(layer)
