@@ -42,14 +42,16 @@ def models_page() -> str:
 
 
 def _family(name: str, files: FamilyFiles) -> str:
-    gguf = "as `llama`" if files.gguf_name is None else f"`{files.gguf_name}`"
+    gguf = "" if files.has_latents else "as `llama`" if files.gguf_name is None else f"`{files.gguf_name}`"
     windows = "" if files.windows in ("never", "refused") else files.windows
     return f"| {name} | `{files.hf_class}` | {gguf} | {windows} | {'yes' if files.experts is not None else ''} |"
 
 
 def _shape(name: str, config: ModelConfig, gpu: Gpu) -> str:
     sizes = [f"{ModelBytes(config, Formats(weights)).stored_bytes / 1e9:,.1f}" for weights in _WEIGHTS]
-    kv = [f"{ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token / 1024:,.0f}" for kv in ("bfloat16", "fp8")]
+    formats = ("bfloat16",) if config.latent is not None else ("bfloat16", "fp8")  # latents are not made small
+    kv = [f"{ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token / 1024:,.0f}" for kv in formats]
+    kv += [""] * (2 - len(kv))
     active = "" if config.experts is None else _billions(config.num_active_parameters)
     counts = [_num_gpus(config, gpu, weights) for weights in _WEIGHTS]
     cells = [f"`{name}`", config.architecture, _billions(config.num_parameters), active, *sizes, *kv, *counts]

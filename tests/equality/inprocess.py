@@ -139,6 +139,6 @@ class InProcess:
 def soiled(kv: list[LayerKV]) -> list[LayerKV]:
     """Blocks are reused, so a fresh cache is no special case: fill it with numbers that show when they are read."""
     for layer in kv:
-        for cache in (layer.keys, layer.values):
+        for cache in layer.caches:
             cache.view(torch.uint8).fill_(0x42)  # 48.5 in every format
     return kv

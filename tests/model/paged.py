@@ -114,4 +114,5 @@ class PagedDriver:
 
 
 def kv_shape(config: ModelConfig, num_blocks: int, block_size: int) -> KVShape:
-    return KVShape(config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    heads = config.num_kv_heads, config.head_dim
+    return KVShape(config.num_layers, num_blocks, block_size, *heads, value_dim=config.cached_value_dim)

@@ -33,7 +33,7 @@ class Pair:
 
 
 # What these bring is also in one of the others.
-SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4")
+SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4", "deepseek-v2", "deepseek-v2-groups", "glm-4.7-flash", "llama4-dense")
 PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CONFIGS]
 
 

@@ -112,7 +112,9 @@ def test_every_family_says_the_same_where_ranks_share_out_tokens(
 
 
 @pytest.mark.parametrize("make_ops", [ReferenceOps, lambda: native_ops()], ids=["reference", "native"])
-@pytest.mark.parametrize(("family", "size"), [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 3), ("mixtral", 4)])
+@pytest.mark.parametrize(
+    ("family", "size"), [("mixtral", 2), ("qwen2-moe", 2), ("qwen3-moe", 3), ("mixtral", 4), ("llama4", 2)]
+)
 def test_experts_may_be_shared_out_whole(family: str, size: int, make_ops: Callable[[], Ops]) -> None:
     """Also where ranks have unequal numbers of them; the expert that all tokens pass is split as ever."""
     checkpoint = RandomCheckpoint(replace(FAMILIES[family], num_heads=12 // size * size, num_kv_heads=size))

@@ -62,7 +62,8 @@ class ModelBytes:
     @property
     def flops_per_pair(self) -> int:
         """Of attention, for one token that looks at one token of context, in all layers."""
-        return 4 * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        key, value = self.config.head_dim, self.config.cached_value_dim or self.config.head_dim
+        return 2 * (key + value) * self.config.num_heads * self.config.num_layers
 
 
 def experts_read(experts: Experts | None, tokens: float) -> float:

@@ -51,12 +51,18 @@ def head(case: Case, name: str, formats: Formats) -> str:
     return "\n".join(
         (
             f"model     {name}: {_parameters(config)}, {config.num_layers} layers, "
-            f"{config.num_heads} heads over {config.num_kv_heads} of keys and values",
+            f"{config.num_heads} heads over {_kept(config)}",
             f"          {formats}: weights {in_gib(model.stored_bytes)}, KV cache {in_kib(model)} a token",
             f"asked     {three_figures(demand.rate)} requests/s; {lengths_in_words(demand)}",
             f"          {target_in_words(demand)}",
         )
     )
+
+
+def _kept(config: ModelConfig) -> str:
+    if config.latent is not None:
+        return f"one latent of {config.head_dim} numbers"
+    return f"{config.num_kv_heads} of keys and values"
 
 
 def _parameters(config: ModelConfig) -> str:

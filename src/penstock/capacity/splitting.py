@@ -65,7 +65,7 @@ def splits_over(
 def _without_copies(config: ModelConfig, tp: int) -> list[int]:
     """The fewest ranks that must share out tokens so that no two keep the same ones, if there are more ranks than heads
     of keys."""
-    if tp <= config.num_kv_heads:
+    if tp <= config.num_kv_heads or config.latent is not None:
         return []
     return [next(sp for sp in range(2, tp + 1) if tp % sp == 0 and config.num_kv_heads % (tp // sp) == 0)]
 
@@ -80,6 +80,9 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
     if tp == 1:
         return
     heads, kv_heads, among = config.num_heads, config.num_kv_heads, f"over {tp} ranks"
+    if sp > 1 and config.latent is not None:
+        yield Obstacle("tokens with latents (MLA)", f"over groups of {sp} ranks", "each rank keeps all of them")
+        return
     if sp > 1:
         groups_of_ranks = tp // sp
         if kv_heads % groups_of_ranks and groups_of_ranks % kv_heads:
@@ -120,12 +123,12 @@ def _widths(config: ModelConfig, parallelism: Parallelism) -> Iterator[tuple[str
 
 def _cuts_groups(config: ModelConfig, parallelism: Parallelism, group: int) -> bool:
     """Whether ranks would share a group of inputs of the attention's output projection: they have whole heads."""
-    tp = parallelism.tp
+    tp, width = parallelism.tp, config.latent.value_dim if config.latent is not None else config.head_dim
     kv_heads, each = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if kv_heads > tp and parallelism.sp == 1:  # the last ranks have one more
         few, more = divmod(kv_heads, tp)
         first = [rank * few + max(0, rank - (tp - more)) for rank in range(1, tp)]
-        cuts = [head * each * config.head_dim for head in first]
+        cuts = [head * each * width for head in first]
     else:
-        cuts = [rank * (config.num_heads // tp) * config.head_dim for rank in range(1, tp)]
+        cuts = [rank * (config.num_heads // tp) * width for rank in range(1, tp)]
     return any(cut % group for cut in cuts)

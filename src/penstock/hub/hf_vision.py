@@ -16,7 +16,7 @@ from penstock.core.model_config import VisionConfig
 Json = Mapping[str, Any]
 
 # Model types with a decoder that can be served by itself: what is not understood of them takes no images.
-WITH_IMAGES = ("gemma3", "idefics3", "smolvlm", "qwen2_5_vl", "qwen3_vl")
+WITH_IMAGES = ("gemma3", "idefics3", "llama4", "mistral3", "smolvlm", "qwen2_5_vl", "qwen3_vl")
 _OUTER = ("eos_token_id", "bos_token_id", "quantization_config")
 # By model type, the decoder's config where the files say nothing, and the frequencies of M-RoPE likewise.
 _QWEN_TEXT: dict[str, Json] = {
@@ -39,6 +39,7 @@ _NAMES = {
     "model.connector.": "connector.",
     "visual.": "vision.",
     "model.visual.": "vision.",
+    "vision_model.": "",
     "vision_tower.": "",
     "multi_modal_projector.": "",
     "model.vision_tower.": "",
@@ -75,6 +76,8 @@ def text_config(config: Json) -> Json:
         inner = {"model_type": "llama", **{key: value for key, value in inner.items() if key != "tie_word_embeddings"}}
         if config.get("tie_word_embeddings"):
             outer["tie_word_embeddings"] = True
+    if kind == "llama4":
+        inner = {**inner, "model_type": "llama4_text"}
     return {**inner, **outer}
 
 

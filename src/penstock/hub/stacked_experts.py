@@ -1,7 +1,8 @@
-"""Experts of a layer that lie in one tensor (gpt-oss), by the names that they would have as tensors of their own.
+"""Experts of a layer that lie in one tensor (gpt-oss, Llama 4), by the names that they would have as tensors of their
+own.
 
-In floats a tensor is [experts, in, out], and gate and up are outputs of one. Their outputs take turns there. Knows
-names and places, not what is done with them.
+In floats a tensor is [experts, in, out], and gate and up are outputs of one: they take turns there, or lie behind each
+other. Knows names and places, not what is done with them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class ExpertPlace:
     """Where a weight or a bias of one expert lies."""
 
     tensor: str  # of the file
-    expert: int
+    expert: int | None  # None: the tensor has no other
     rows: slice  # its outputs, of all that the tensor has of the expert
-    is_bias: bool
+    is_bias: bool = False
+    by_outputs: bool = False  # the tensor is [experts, out, in]
 
     def stored(self, whole: StoredTensor, part: Part | None, name: str) -> Stored:
         """`whole`: the tensor that it lies in."""
-        values = whole.values[self.expert]
-        own = (values if self.is_bias else values.T)[self.rows]
+        values = whole.values if self.expert is None else whole.values[self.expert]
+        own = (values if self.is_bias or self.by_outputs else values.T)[self.rows]
         found = replace(whole, values=own)
         if part is not None:
             found = found.part(part, name)
@@ -61,4 +63,7 @@ def expert_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[s
 def _parts(which: str, num_outputs: int, names: ExpertNames) -> Iterable[tuple[str, slice]]:
     if which == _DOWN:
         return [(names.down, slice(0, num_outputs))]
-    return [(names.gate, slice(0, num_outputs, 2)), (names.up, slice(1, num_outputs, 2))]
+    if names.stacked == "interleaved":
+        return [(names.gate, slice(0, num_outputs, 2)), (names.up, slice(1, num_outputs, 2))]
+    half = num_outputs // 2
+    return [(names.gate, slice(0, half)), (names.up, slice(half, num_outputs))]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelMissing
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import Experts, LatentAttention, ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles, TokenizerMetadata
 from penstock.hub.families import FAMILY_FILES
 from penstock.hub.stored import FloatArray, Part, StoredTensor
@@ -99,12 +99,16 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    if config.latent is not None:
+        return _latent_shapes(config, config.latent)
     hidden, q_size, kv_size = (
         config.hidden_size,
         config.num_heads * config.head_dim,
         config.num_kv_heads * config.head_dim,
     )
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    norms += ("post_self_attn_layernorm", "post_mlp_layernorm")
+    is_whole = FAMILY_FILES[config.architecture].norms_all_heads
     return {
         **{f"{name}.weight": (hidden,) for name in norms},
         "self_attn.q_proj.weight": (q_size, hidden),
@@ -116,19 +120,40 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj.bias": (kv_size,),
         "self_attn.v_proj.bias": (kv_size,),
         "self_attn.o_proj.bias": (hidden,),
-        "self_attn.q_norm.weight": (config.head_dim,),
-        "self_attn.k_norm.weight": (config.head_dim,),
+        "self_attn.q_norm.weight": (q_size if is_whole else config.head_dim,),
+        "self_attn.k_norm.weight": (kv_size if is_whole else config.head_dim,),
         "self_attn.sinks": (config.num_heads,),
     }
 
 
-def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = config.hidden_size, config.intermediate_size
+def _latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
+    hidden, queries = config.hidden_size, config.num_heads * latent.query_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.kv_a_proj_with_mqa.weight": (latent.cached_dim, hidden),
+        "self_attn.kv_a_layernorm.weight": (latent.rank,),
+        "self_attn.kv_b_proj.weight": (config.num_heads * (latent.plain_dim + latent.value_dim), latent.rank),
+        "self_attn.o_proj.weight": (hidden, config.num_heads * latent.value_dim),
+    }
+    if latent.query_rank is None:
+        return {**shapes, "self_attn.q_proj.weight": (queries, hidden)}
     return {
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.gate_up_proj.weight": (2 * ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
+        **shapes,
+        "self_attn.q_a_proj.weight": (latent.query_rank, hidden),
+        "self_attn.q_a_layernorm.weight": (latent.query_rank,),
+        "self_attn.q_b_proj.weight": (queries, latent.query_rank),
+    }
+
+
+def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, ffn, experts = config.hidden_size, config.intermediate_size, FAMILY_FILES[config.architecture].experts
+    block = experts.dense if experts is not None else "mlp"
+    return {
+        f"{block}.gate_proj.weight": (ffn, hidden),
+        f"{block}.up_proj.weight": (ffn, hidden),
+        f"{block}.gate_up_proj.weight": (2 * ffn, hidden),
+        f"{block}.down_proj.weight": (hidden, ffn),
     }
 
 
@@ -142,10 +167,11 @@ def _expert_shapes(config: ModelConfig, experts: Experts) -> dict[str, tuple[int
     shapes: dict[str, tuple[int, ...]] = {
         f"{names.block}.{names.router}.weight": (experts.count, hidden),
         f"{names.block}.{names.router}.bias": (experts.count,),
-        f"{names.block}.shared_expert_gate.weight": (1, hidden),
-        f"{names.block}.shared_expert.gate_proj.weight": (shared, hidden),
-        f"{names.block}.shared_expert.up_proj.weight": (shared, hidden),
-        f"{names.block}.shared_expert.down_proj.weight": (hidden, shared),
+        f"{names.block}.{names.choice_bias}": (experts.count,),
+        f"{names.block}.{names.shared}_gate.weight": (1, hidden),
+        f"{names.block}.{names.shared}.gate_proj.weight": (shared, hidden),
+        f"{names.block}.{names.shared}.up_proj.weight": (shared, hidden),
+        f"{names.block}.{names.shared}.down_proj.weight": (hidden, shared),
     }
     for expert in range(experts.count):
         at = f"{names.block}.experts.{expert}"

@@ -153,8 +153,12 @@ class Weights:
 
     def weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
         """Such projections' weights, as they are to be kept, to be packed by the caller."""
+        return self.quantize(self.stored_weight(outputs, inputs, split=split))
+
+    def stored_weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
+        """The same, as they are stored."""
         made_of = self._projections(outputs, inputs, split)
-        return self.quantize(joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of]))
+        return joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of])
 
     def sinks(self, path: str, heads: Axis) -> Tensor:
         """Scores of the attention heads that attend on this rank: where ranks share out tokens, those of its group."""

@@ -78,7 +78,7 @@ def _drafting(draft: LoadedModel, num_blocks: int, zeros: Zeros | None) -> tuple
 def _kv_layout(target: LoadedModel, kv: list[LayerKV]) -> str:
     """All, but for the model's files, that the bytes of a block depend on."""
     kernels, ops = target.kernels, target.ops
-    shapes = [(cache.shape[1:], cache.dtype) for layer in kv for cache in (layer.keys, layer.values)]
+    shapes = [(cache.shape[1:], cache.dtype) for layer in kv for cache in layer.caches]
     formats = kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype), target.limits.max_model_len
     library = (ops.library._name, ops.arithmetic, ops.kv_arithmetic) if isinstance(ops, NativeOps) else ()
     libraries = torch.__version__, torch.version.cuda, _described(ops.device).driver_name, library

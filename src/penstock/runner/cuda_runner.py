@@ -247,9 +247,10 @@ class CudaRunner:
         return self._adapters is not None and any(s.slot is not None for s in slices)
 
     def _room(self, num_sequences: int) -> Room | None:
-        """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
+        """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own. So it
+        is with latents, whose kernels have all heads share what they read."""
         spec = self._model.spec
-        if num_sequences < MIN_MEMBERS or any(self._model.config.windows):
+        if num_sequences < MIN_MEMBERS or any(self._model.config.windows) or spec.value_dim is not None:
             return None
         tile = sequences_per_tile(spec.num_group_heads, spec.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)

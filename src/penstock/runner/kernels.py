@@ -39,6 +39,9 @@ class Kernels:
 
 
 def choose_kernels(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
+    if config.latent is not None and settings.kv_dtype != "auto":
+        message = f"kv_dtype is {settings.kv_dtype}, but what latent attention (MLA) caches stays as it is computed"
+        raise ConfigError(f"{message}; use auto", param="kv_dtype")
     return _on_gpu(config, settings, device) if device.type == "cuda" else _on_cpu(config, settings, device)
 
 

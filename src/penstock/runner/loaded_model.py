@@ -33,7 +33,8 @@ class LoadedModel:
         spec, num_layers = self.model.spec, len(self.stage.of(self.model.config.num_layers))
         tokens = self.ranks.shard.tokens
         block_size = self.limits.block_size // tokens.size
-        return KVShape(num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, tokens)
+        heads = spec.num_kv_heads, spec.head_dim
+        return KVShape(num_layers, num_blocks, block_size, *heads, tokens, spec.value_dim)
 
     @property
     def kv_share(self) -> float:

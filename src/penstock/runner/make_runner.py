@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.core.model_config import ModelConfig
+from penstock.core.model_config import Experts, ModelConfig
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
 from penstock.model.ops import LayerKV
@@ -91,10 +91,16 @@ def compiling_ahead(
         compiled.result()
 
 
+def _few(experts: Experts) -> Experts:
+    """No more than a token is given, in the layer that there is, and of no groups."""
+    routing = experts.routing and replace(experts.routing, num_groups=1, groups_per_token=1)
+    return replace(experts, count=experts.per_token, dense_layers=(), routing=routing)
+
+
 def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard, adapts: bool) -> None:
     """Steps of every kind on one layer of the model's shape. No graphs: capturing forbids all others to allocate."""
     ops = kernels.make_ops()
-    experts = config.experts and replace(config.experts, count=config.experts.per_token)
+    experts = config.experts and _few(config.experts)
     single = replace(config, num_layers=1, windows=config.windows[:1], vocab_size=_SMALL_VOCABULARY, experts=experts)
     sites: list[Site] = []
     ranks = LoneRank(shard)

@@ -31,7 +31,7 @@ class CpuMemory:
         began_s, before = perf_counter(), resident_bytes()
         if self._settling is not None:
             self._settling.join()
-        release([part for layer in self._kv for part in (layer.keys, layer.values)])
+        release([part for layer in self._kv for part in layer.caches])
         self._embedder.release()
         return MemoryChange({"release": perf_counter() - began_s}, max(0, before - resident_bytes()))
 

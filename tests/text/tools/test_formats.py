@@ -57,6 +57,9 @@ class Chat:
         ("You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>", "smollm2"),
         ("<start_of_turn>", "hermes"),
         ("", "hermes"),
+        ("{{ '<｜tool▁calls▁begin｜>' }}{{ '\n' + '```json' }}", "deepseek"),
+        ("{{ '<｜tool▁calls▁begin｜>' }} <think>", "deepseek_v31"),
+        ("<|tool_calls_section_begin|>", "kimi"),
     ],
 )
 def test_a_format_is_told_from_the_template(template: str, name: str) -> None:

@@ -37,6 +37,26 @@ GOOD: list[tuple[str, str, list[Any]]] = [
         [("f", '{"a": 1}', "ended"), ("g", "{}", "ended")],
     ),
     ("smollm2", "<tool_call>[]</tool_call>", []),
+    (
+        "deepseek",
+        "Let me see.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        '```json\n{"a": "é"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜> done",
+        ["Let me see.", ("get_weather", '{"a": "é"}', "ended"), ("f", "{}", "ended"), "\ndone"],
+    ),
+    (
+        "deepseek_v31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "}<｜"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [("f", '{"a": "}<｜"}', "ended"), ("g", "{}", "ended")],
+    ),
+    (
+        "kimi",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+        "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        [("f", '{"a": 1}', "ended"), ("g", "{}", "ended")],
+    ),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}', "ended")]),
     (
         "llama3",

@@ -22,7 +22,7 @@ CACHED_INT8 = (5, 6)  # and behind those: a cache of 8-bit integers, as fast as 
 LOW_BIT_CENTRED = {4: 7, 8: 8}  # weights that count from the middle, without minimums
 LOW_BIT_FINE = 9  # of 8 bits, with a scale and a minimum for every 16
 GROUP = 32  # columns of a low-bit weight that share a scale; a multiple of it, or half of it if need be
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
 
 
 class Layer(ctypes.Structure):
@@ -35,6 +35,7 @@ class Layer(ctypes.Structure):
         ("settled", c_int32),
         ("place", c_int32),
         ("ranks", c_int32),
+        ("value_dim", c_int32),
     )
 
 

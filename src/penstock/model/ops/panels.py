@@ -179,6 +179,16 @@ class NativeLinear:
         return y
 
 
+class NativeHeads:
+    """A weight for each head, one product after the other: a row's result does not depend on those beside it."""
+
+    def __init__(self, linears: list[NativeLinear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.stack([linear(x[:, head]) for head, linear in enumerate(self._linears)], dim=1)
+
+
 class NativeLookup:
     """The embedding, read from the panels of the head that it is tied to."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.text.tools import deepseek, kimi
+from penstock.text.tools.deepseek import DEEPSEEK, DEEPSEEK_V31
 from penstock.text.tools.format import ToolFormat
 from penstock.text.tools.grammar import Tool
 from penstock.text.tools.harmony import HARMONY
 from penstock.text.tools.hermes import HERMES
+from penstock.text.tools.kimi import KIMI
 from penstock.text.tools.llama3 import LLAMA3
 from penstock.text.tools.mistral import MISTRAL, MISTRAL_V11
 from penstock.text.tools.parser import CallParser
@@ -26,7 +29,8 @@ __all__ = [
     "choose",
 ]
 
-FORMATS = {known.name: known for known in (HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_V11, SMOLLM2)}
+_KNOWN = (DEEPSEEK, DEEPSEEK_V31, HARMONY, HERMES, KIMI, LLAMA3, MISTRAL, MISTRAL_V11, SMOLLM2)
+FORMATS = {known.name: known for known in _KNOWN}
 
 
 def choose(template: str, name: str | None = None) -> ToolFormat:
@@ -35,6 +39,10 @@ def choose(template: str, name: str | None = None) -> ToolFormat:
         return FORMATS[name]
     if "<|channel|>" in template and "<|message|>" in template:
         return HARMONY
+    if deepseek.OPEN in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK_V31
+    if kimi.OPEN in template:
+        return KIMI
     if "[TOOL_CALLS]" in template:
         return MISTRAL_V11 if "[ARGS]" in template else MISTRAL
     if "<tool_call>" in template:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from penstock.text.tools.call_object import CallObject, State
 from penstock.text.tools.json_scan import SPACE
+from penstock.text.tools.marked_call import MarkedCall
 from penstock.text.tools.other_calls import NamedCall, PythonText
 from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, add
 
-_Call = CallObject | NamedCall | PythonText
+_Call = CallObject | NamedCall | PythonText | MarkedCall
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Syntax:
     before: str = SPACE + "[]"  # what may stand between the mark and the first call
     between: str = SPACE + ",]"  # and between a call and the next one
     is_bare: bool = False  # a brace that begins the answer opens calls too, if they are of tools on offer
-    unquoted: type[NamedCall] | type[PythonText] | None = None  # what a call is that begins with a letter
+    unquoted: type[NamedCall] | type[PythonText] | type[MarkedCall] | None = None  # a call that begins with a letter
+    each: str = ""  # what opens every one of the calls, if anything does: they are no objects then
 
 
 class CallParser:
@@ -134,10 +136,14 @@ class CallParser:
             self._gap += character
             found = self._gap.lstrip(syntax.before if self._is_first else syntax.between)
             rest = text[position + 1 :]
-            if found == "{":
+            if found and found == syntax.each and syntax.unquoted is not None:
+                self._call = syntax.unquoted()
+                return rest
+            if found == "{" and not syntax.each:
                 self._call = CallObject()
                 return rest
-            if self._is_first and not self._is_bare and syntax.unquoted is not None and found.isidentifier():
+            may_be_named = self._is_first and not self._is_bare and not syntax.each
+            if may_be_named and syntax.unquoted is not None and found.isidentifier():
                 self._call = syntax.unquoted()
                 for known in self._gap.lstrip():
                     self._call.take(known)
@@ -148,7 +154,7 @@ class CallParser:
             if found and found == syntax.mark:
                 self._open(self._gap)
                 return rest
-            if not syntax.close.startswith(found) and not syntax.mark.startswith(found):
+            if not any(mark.startswith(found) for mark in (syntax.close, syntax.mark, syntax.each)):
                 return self._give_back(rest)
         return ""
 

@@ -77,7 +77,7 @@ def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch
     mixed = make_batch(both.work([(70, 1), (0, 45), (5, 1)]))
     drafts = spread(both.work([(30, 5), (7, 1)]))
     batches = [mixed, drafts]
-    if heads.window is None:
+    if heads.window is None and heads.value_dim is None:
         batches.append(replace(make_batch(MIXED.work(both)), shared=MIXED.shared(block_size, tile=4)))
     spec, angles = heads.spec(dtype), both.rope()
     for batch in batches:
@@ -147,6 +147,9 @@ def launch_all() -> None:
         attention(Heads(4, 4, 96, cap=1.5), HALF, 16, FP8)
     attention(Heads(4, 2, 32, window=40), HALF, 16)
     attention(Heads(8, 2, 64), torch.float32, 64)
+    attention(Heads(128, 1, 576, value_dim=512), HALF, 64)
+    attention(Heads(16, 1, 576, value_dim=512), HALF, 16)
+    attention(Heads(16, 1, 576, value_dim=512), torch.float32, 64)
     sequence_parts(Heads(8, 2, 128), HALF, 64, FP8 if capability() >= (8, 9) else None)
     sequence_parts(Heads(4, 2, 32, window=40, norm=True), HALF, 16)
     sequence_parts(Heads(8, 2, 64), torch.float32, 16)

@@ -29,6 +29,7 @@ SHAPES = {
     "short window": Heads(4, 2, 32, window=5, norm=True),
     "one kv head": Heads(20, 1, 32),
     "capped": Heads(4, 2, 32, window=40, cap=1.5),
+    "chunked": Heads(4, 2, 32, window=16, in_chunks=True),
 }
 
 
@@ -44,6 +45,7 @@ CASES = matrix(
         slow(torch.float16, "llama", 64),
         slow(torch.float16, "window", 64),
         slow(torch.float32, "one kv head", 16),
+        slow(torch.float32, "chunked", 16),
     ],
 )
 

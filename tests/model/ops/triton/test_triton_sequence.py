@@ -34,6 +34,7 @@ SHAPES = {
     "window": Heads(4, 1, 32, window=40),
     "short window": Heads(4, 2, 32, window=5, norm=True),
     "capped": Heads(4, 2, 32, window=40, cap=1.5),
+    "chunked": Heads(4, 2, 32, window=16, in_chunks=True),
 }
 CASES = matrix(
     list(product(TOLERANCES, SHAPES, [(0, 2), (1, 2), (2, 4)])),
@@ -44,6 +45,7 @@ CASES = matrix(
         slow(torch.float32, "capped", (1, 2)),
         slow(torch.float16, "llama", (2, 4)),
         slow(torch.float16, "window", (0, 2)),
+        slow(torch.float32, "chunked", (1, 2)),
     ],
 )
 

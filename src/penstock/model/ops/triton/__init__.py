@@ -22,6 +22,7 @@ from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
+    Choose,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -36,9 +37,11 @@ from penstock.model.ops import (
     one_by_one,
 )
 from penstock.model.ops.experts import ExpertMap
+from penstock.model.ops.reference import HeadProducts
 from penstock.model.ops.triton.attention.decode import attend_decodes
 from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
 from penstock.model.ops.triton.attention.kv_store import store_chunks, store_singles
+from penstock.model.ops.triton.attention.latent import attend_latents
 from penstock.model.ops.triton.attention.merge import merge_parts
 from penstock.model.ops.triton.attention.prefill import attend_chunks
 from penstock.model.ops.triton.attention.shared_prefix import attend_shared
@@ -73,7 +76,7 @@ class Step:
 class TritonKV(LayerKV):
     """Keys and values [num_blocks, kv_heads, block_size, head_dim]: views of all the layers' cache."""
 
-    pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]
+    pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]; 1 for 2 where values are a part of keys
 
 
 class TritonOps:
@@ -96,6 +99,9 @@ class TritonOps:
 
     def head(self, table: Weight) -> Linear:
         return self._table(table)
+
+    def head_linears(self, weights: Tensor) -> Linear:
+        return HeadProducts(self._store(weights).transpose(1, 2).contiguous())
 
     def embedding(self, table: Weight) -> Linear:
         return self._lookup(self._table(table))
@@ -127,7 +133,10 @@ class TritonOps:
         normalized: bool,
         experts: ExpertMap | None = None,
         batch: Batch | None = None,
+        choose: Choose | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if choose is not None:
+            return routing.chosen(choose(logits, per_token), experts, batch)
         return routing.topk(logits, per_token, normalized=normalized, experts=experts, batch=batch)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
@@ -186,10 +195,16 @@ class TritonOps:
             message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {MIN_BLOCK_SIZE}"
             raise ConfigError(message, param="block_size")
         self._num_kv_heads = shape.num_kv_heads
-        size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        caches = 2 if shape.value_dim is None else 1
+        size = (shape.num_layers, caches, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         pool = (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
         self._block_size, self._tokens = shape.block_size, shape.tokens
-        return [TritonKV(layer[0], layer[1], shape.block_size, pool, tokens=shape.tokens) for layer in pool]
+
+        def layer(caches: Tensor) -> TritonKV:
+            values = None if shape.value_dim is not None else caches[1]
+            return TritonKV(caches[0], values, shape.block_size, pool, tokens=shape.tokens)
+
+        return [layer(caches) for caches in pool]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass
@@ -201,6 +216,10 @@ class TritonOps:
         self._step = Step(batch, plan)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        if spec.value_dim is not None:
+            step, out = self._step_of(batch), qkv.new_empty(batch.num_tokens, spec.num_heads * spec.value_dim)
+            attend_latents(qkv, spec, rope, kv, batch, step.plan, out)
+            return out
         if spec.sequence is None:
             return self.attended(qkv, spec, rope, kv, batch)
         lse = qkv.new_empty(batch.num_tokens, spec.num_group_heads, dtype=torch.float32)
@@ -221,9 +240,7 @@ class TritonOps:
     ) -> Tensor:
         """Over the tokens that the cache keeps. `lse` [tokens, heads] float32: where log-sum-exps of scores go, if
         other ranks keep more of them."""
-        step = self._step
-        assert step is not None, "a step must begin first"
-        assert step.batch is batch, "another step was begun"
+        step = self._step_of(batch)
         out = qkv.new_empty(batch.num_tokens, spec.num_heads * spec.head_dim)
         if lse is not None:
             out.zero_()  # rows of padding, which nobody writes, are merged too
@@ -237,6 +254,12 @@ class TritonOps:
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
             attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared, lse=lse)
         return out
+
+    def _step_of(self, batch: Batch) -> Step:
+        step = self._step
+        assert step is not None, "a step must begin first"
+        assert step.batch is batch, "another step was begun"
+        return step
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)

@@ -31,7 +31,7 @@ from penstock.model.ops.triton.attention.online_softmax import (
 )
 from penstock.model.ops.triton.attention.prefill import keys_per_tile
 from penstock.model.ops.triton.attention.rope import Rotation, Shape, as_stored, load_rotated
-from penstock.model.ops.triton.attention.token_split import keeps, kept
+from penstock.model.ops.triton.attention.token_split import keeps, kept, oldest_seen
 from penstock.model.ops.triton.common.pdl import has_pdl, wait_for_previous
 from penstock.model.ops.triton.common.tiling import Tiling
 
@@ -68,7 +68,7 @@ def attend_decodes(
         out,
         lse,
         kv.keys,
-        kv.values,
+        kv.own_values,
         Rotation.of(spec, rope),
         batch.context_lens if lse is not None else None,
         batch.block_tables,
@@ -150,7 +150,7 @@ def _attend_decodes_kernel(
     is_here = keeps(position, SHAPE)
     oldest = 0
     if WINDOW:
-        oldest = kept(tl.maximum(position + 1 - WINDOW, 0), SHAPE)
+        oldest = kept(oldest_seen(position, SHAPE), SHAPE)
         if chunk_end <= oldest:
             return
         first_chunk += oldest // (chunk_end - begin)

@@ -30,7 +30,11 @@ class Partials(NamedTuple):
 
     @classmethod
     def empty(cls, num_pieces: int, spec: AttentionSpec, device: torch.device) -> Partials:
-        shapes = (num_pieces, spec.num_heads, spec.head_dim), (num_pieces, spec.num_heads), (num_pieces, spec.num_heads)
+        return cls.of_width(num_pieces, spec.num_heads, spec.head_dim, device)
+
+    @classmethod
+    def of_width(cls, num_pieces: int, num_heads: int, width: int, device: torch.device) -> Partials:
+        shapes = (num_pieces, num_heads, width), (num_pieces, num_heads), (num_pieces, num_heads)
         return cls(*(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes))
 
 

@@ -22,7 +22,7 @@ from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.kv_store import chunk_of
 from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, log_sum_exp, nothing_yet, outputs
 from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
-from penstock.model.ops.triton.attention.token_split import kept
+from penstock.model.ops.triton.attention.token_split import kept, oldest_seen
 from penstock.model.ops.triton.common.tiling import Tiling
 
 
@@ -63,7 +63,7 @@ def attend_chunks(
         out,
         lse,
         tiles_of(kv.keys, tiling.block_n, shape),
-        tiles_of(kv.values, tiling.block_n, shape),
+        tiles_of(kv.own_values, tiling.block_n, shape),
         Rotation.of(spec, rope),
         batch.query_starts,
         batch.context_lens,
@@ -194,9 +194,10 @@ def _attend_chunks_kernel(
     all_see_from = 0
     oldest = ends
     if WINDOW:
-        oldest = kept(tl.maximum(positions + 1 - WINDOW, 0), SHAPE)
-        begin = kept(tl.maximum(first_position - WINDOW + 1, 0), SHAPE) // BLOCK_N * BLOCK_N
-        all_see_from = tl.minimum(tl.cdiv(kept(tl.maximum(last_end - WINDOW, 0), SHAPE), BLOCK_N) * BLOCK_N, end)
+        oldest = kept(oldest_seen(positions, SHAPE), SHAPE)
+        begin = kept(oldest_seen(first_position, SHAPE), SHAPE) // BLOCK_N * BLOCK_N
+        last_oldest = kept(oldest_seen(last_end - 1, SHAPE), SHAPE)
+        all_see_from = tl.minimum(tl.cdiv(last_oldest, BLOCK_N) * BLOCK_N, end)
 
     state = nothing_yet(BLOCK_M, SHAPE.block_dim)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride

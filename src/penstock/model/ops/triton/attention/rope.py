@@ -34,6 +34,7 @@ class Shape:
     block_dim: int  # of a tile: a power of two, and 16 are the least that a matrix product takes
     block_size: int
     window: int  # 0: none
+    in_chunks: bool  # contexts are cut into chunks of `window` tokens
     has_norm: bool
     cap: float  # of scores; 0: none
     precision: str  # of products
@@ -49,6 +50,7 @@ class Shape:
             block_dim=max(triton.next_power_of_2(spec.head_dim), 16),
             block_size=kv.block_size,
             window=spec.window or 0,
+            in_chunks=spec.in_chunks,
             has_norm=spec.q_norm is not None,
             cap=spec.cap or 0.0,
             precision="ieee" if dtype is torch.float32 else "tf32",
