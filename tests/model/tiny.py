@@ -21,8 +21,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
@@ -72,6 +75,13 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 32,
 }
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -92,6 +102,13 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "phi4-long": Phi3Config(**SHAPE, **SPECIAL, rope_parameters=LONG_ROPE, original_max_position_embeddings=16),
     "gpt-oss": GptOssConfig(
         **SHAPE, num_local_experts=6, num_experts_per_tok=3, sliding_window=6, rope_parameters=YARN
+    ),
+    "qwen3-next": Qwen3NextConfig(**(SHAPE | EXPERTS | LINEAR), num_experts=6, shared_expert_intermediate_size=40),
+    "qwen3.5": Qwen3_5TextConfig(**(SHAPE | LINEAR), attention_bias=True),
+    "qwen3.5-moe": Qwen3_5MoeTextConfig(
+        **(SHAPE | EXPERTS | LINEAR | {"num_hidden_layers": 4, "layer_types": None}),
+        num_experts=7,
+        shared_expert_intermediate_size=40,
     ),
 }
 

@@ -120,7 +120,8 @@ def serve(
     """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered. What is on
     the host is always worth fetching. `vision`: of a model that is sent images."""
     assert num_blocks <= assembly.size.num_blocks
-    cache = KVCache(num_blocks, assembly.limits.block_size)
+    num_states = assembly.limits.max_num_seqs if assembly.state_bytes else 0
+    cache = KVCache(num_blocks, assembly.limits.block_size, share_prefixes=not num_states, state_slots=num_states)
     if assembly.size.host_blocks:  # they come after all of the device's, whether those are used or not
         cache.pool.host = HostBlocks(
             assembly.size.host_blocks, assembly.size.num_blocks, block_size=assembly.limits.block_size
@@ -146,3 +147,4 @@ def serve(
     assert not scheduler.has_work
     assert cache.pool.num_free == num_blocks, "a block is still held"
     assert not cache._pending, "a block is still announced"
+    assert cache.states is None or cache.states.num_free == num_states, "a recurrent state is still held"

@@ -84,6 +84,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         routing_tokens=ROUTING_TOKENS,
         host_blocks=assembly.size.host_blocks,
         copy_s=assembly.copy_s,
+        state_slots=assembly.limits.max_num_seqs if checkpoint.config.linear is not None else 0,
     )
     disk = open_disk(assembly, checkpoint, engine)
     if disk is not None:

@@ -19,7 +19,8 @@ class ExpertNames:
     down: str = "down_proj"
     router: str = "gate"
     # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
-    stacked: Literal["interleaved"] | None = None
+    # "interleaved": [experts, in, out], and they take turns; "halves": [experts, out, in], gate first.
+    stacked: Literal["interleaved", "halves"] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class FamilyFiles:
     rotates_a_part: bool = False  # a config may have only a part of each head rotated
     outgrows_float16: bool = False  # its activations do
     has_sinks: bool = False  # its attention has
+    has_linear_attention: bool = False  # most of its layers have, and the others' attention has a gate
     experts: ExpertNames | None = None
 
 
@@ -52,6 +54,25 @@ _GEMMA: dict[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
+}
+# The decoder of Qwen3-Next and of what came of it: three layers of linear attention, then one of full attention.
+_QWEN_HYBRID: dict[str, Any] = {
+    "max_position_embeddings": 32_768,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_EXPERTS: dict[str, Any] = {
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
 }
 _GEMMA_PARTS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -201,6 +222,38 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         outgrows_float16=True,
         has_sinks=True,
         experts=ExpertNames(router="router", stacked="interleaved"),
+    ),
+    "qwen3_next": FamilyFiles(
+        "Qwen3NextForCausalLM",
+        {**_QWEN_HYBRID, **_QWEN_EXPERTS, "num_experts": 512, "num_experts_per_tok": 10},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+        experts=ExpertNames(),
+    ),
+    "qwen3_5_text": FamilyFiles(
+        "Qwen3_5ForConditionalGeneration",
+        {**_QWEN_HYBRID, "num_key_value_heads": 4},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+    ),
+    "qwen3_5_moe_text": FamilyFiles(
+        "Qwen3_5MoeForConditionalGeneration",
+        {**_QWEN_HYBRID, **_QWEN_EXPERTS, "intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+        experts=ExpertNames(stacked="halves"),
     ),
 }
 

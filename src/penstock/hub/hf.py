@@ -20,7 +20,13 @@ from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PLAIN_SUFFIXES = (".weight", ".bias", ".sinks")  # of tensors that a model has, and are no scales or tables
+PLAIN_SUFFIXES = (
+    ".weight",
+    ".bias",
+    ".sinks",
+    ".A_log",
+    ".dt_bias",
+)  # of tensors that a model has, and are no scales or tables
 
 
 class HFCheckpoint:

@@ -1,7 +1,8 @@
-"""Experts of a layer that lie in one tensor (gpt-oss), by the names that they would have as tensors of their own.
+"""Experts of a layer that lie in one tensor (gpt-oss, Qwen3.5), by the names that they would have as tensors of their
+own.
 
-In floats a tensor is [experts, in, out], and gate and up are outputs of one. Their outputs take turns there. Knows
-names and places, not what is done with them.
+In floats a tensor is [experts, in, out] and the outputs of gate and up take turns there; or it is [experts, out, in],
+and gate comes before up (`ExpertNames.stacked`). Knows names and places, not what is done with them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class ExpertPlace:
     expert: int
     rows: slice  # its outputs, of all that the tensor has of the expert
     is_bias: bool
+    has_rows_first: bool = False  # [out, in], as a tensor of its own is
 
     def stored(self, whole: StoredTensor, part: Part | None, name: str) -> Stored:
         """`whole`: the tensor that it lies in."""
         values = whole.values[self.expert]
-        own = (values if self.is_bias else values.T)[self.rows]
+        own = (values if self.is_bias or self.has_rows_first else values.T)[self.rows]
         found = replace(whole, values=own)
         if part is not None:
             found = found.part(part, name)
@@ -51,9 +53,11 @@ def expert_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[s
         if len(info.shape) != (2 if is_bias else 3):
             raise ModelCorrupt(f"tensor '{tensor}' is {list(info.shape)}, which are no experts in one tensor")
         suffix = "bias" if is_bias else "weight"
-        for part, rows in _parts(match["which"], info.shape[-1], names):
+        has_rows_first = names.stacked == "halves"
+        num_outputs = info.shape[1] if has_rows_first else info.shape[-1]
+        for part, rows in _parts(match["which"], num_outputs, names):
             for expert in range(info.shape[0]):
-                place = ExpertPlace(tensor, expert, rows, is_bias)
+                place = ExpertPlace(tensor, expert, rows, is_bias, has_rows_first)
                 found[f"{match['at']}.{expert}.{part}.{suffix}"] = place
     return found
 
@@ -61,4 +65,7 @@ def expert_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[s
 def _parts(which: str, num_outputs: int, names: ExpertNames) -> Iterable[tuple[str, slice]]:
     if which == _DOWN:
         return [(names.down, slice(0, num_outputs))]
+    if names.stacked == "halves":
+        half = num_outputs // 2
+        return [(names.gate, slice(0, half)), (names.up, slice(half, num_outputs))]
     return [(names.gate, slice(0, num_outputs, 2)), (names.up, slice(1, num_outputs, 2))]

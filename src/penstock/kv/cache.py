@@ -17,6 +17,7 @@ from penstock.kv.disk import BlockFiles, DiskBlocks
 from penstock.kv.host import HostBlocks
 from penstock.kv.pool import BlockPool
 from penstock.kv.routing import RoutingBlocks
+from penstock.kv.states import StateSlots
 
 
 class TokenHashes:
@@ -68,6 +69,7 @@ class BlockTable:
         self, cache: KVCache, block_ids: list[int], num_published: int, awaited: Sequence[BlockHash], num_shared: int
     ) -> None:
         self.block_ids = block_ids
+        self.state_slot: int | None = None  # of its recurrent state, if the model has one
         self.num_shared = num_shared  # of its blocks, held by others when it took them
         self._cache = cache
         self._num_published = num_published
@@ -102,6 +104,9 @@ class BlockTable:
     def release(self) -> None:
         self._cache.pool.release(self.block_ids)
         self.block_ids = []
+        if self.state_slot is not None and self._cache.states is not None:
+            self._cache.states.release(self.state_slot)
+            self.state_slot = None
         for announced in self._announced:
             self._cache.retract(announced)
         self._announced = []
@@ -122,8 +127,15 @@ class KVCache:
         routing_tokens: int = 0,
         host_blocks: int = 0,
         copy_s: float = 0.0,
+        state_slots: int = 0,
     ) -> None:
-        """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back."""
+        """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back.
+        `state_slots`: of a model with a recurrent state, as many as sequences may run; 0: it has none."""
+        # What a prefix has left in a recurrent state is in no block: its blocks alone do not let a sequence go on.
+        assert not (state_slots and share_prefixes), (
+            "a prefix is shared by its blocks, and its state is in none of them"
+        )
+        self.states = StateSlots(state_slots) if state_slots else None
         self.pool = BlockPool(num_blocks, block_size)
         if host_blocks and share_prefixes:
             self.pool.host = HostBlocks(host_blocks, num_blocks, block_size=block_size, copy_s=copy_s)
@@ -267,7 +279,7 @@ class KVCache:
         shared = len(match.block_ids)
         fresh = self.blocks_for(num_tokens) - shared
         revived = sum(pool.is_free(block_id) for block_id in match.block_ids)
-        if fresh + revived + reserve > pool.num_free:
+        if fresh + revived + reserve > pool.num_free or (self.states is not None and not self.states.num_free):
             return None
         for block_id in match.block_ids:
             pool.retain(block_id)
@@ -284,6 +296,7 @@ class KVCache:
         awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if self.shares_prefixes else []
         self._pending.update(awaited)
         table = BlockTable(self, [*match.block_ids, *taken], shared, awaited, shared - revived)
+        table.state_slot = self.states.allocate() if self.states is not None else None
         if match.on_host:
             table.publish(hashes, token_ids, known * pool.block_size)
             self._arriving.update(table.block_ids[shared:known])

@@ -166,14 +166,15 @@ def _host_pair(site: Site, found: dict[str, LowRank]) -> HostPair:
     a: list[Tensor] = []
     parts: list[tuple[Tensor, float, int, int]] = []
     column, rank = 0, 0
-    assert site.order is None or len(site.outputs) == 1, "an order is of one projection's outputs"
     for name, size in site.outputs.items():
         pair = found.get(name)
         if pair is not None:
             own = site.parts.get(name)
             a.append(_copied(pair.a) if own is None else _copied(pair.a)[:, slice(*own[0].column_range)])
             b = _copied(pair.b) if own is None else torch.cat([_copied(pair.b)[part.rows] for part in own])
-            parts.append((b if site.order is None else b[site.order.cpu()], pair.scale, rank, column))
+            # An order moves the outputs of a projection among themselves: those of others lie where they did.
+            order = None if site.order is None else site.order[column : column + size].cpu() - column
+            parts.append((b if order is None else b[order], pair.scale, rank, column))
             rank += pair.rank
         column += size
     return HostPair(torch.cat([each.float() for each in a]) if len({x.dtype for x in a}) > 1 else torch.cat(a), parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
-from penstock.model.batch import ImageRows
+from penstock.model.batch import ImageRows, LayerState
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.runner.images import ImageTable
@@ -93,7 +93,10 @@ class ModelRunner:
         mover: BlockMover | None = None,
         meter: StepMeter | None = None,
         images: ImageTable | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
+        """`states`: of a model whose sequences have recurrent ones, of each of its linear layers."""
+        self._states = states
         self.meter = meter or StepMeter()
         self._model = model
         self._tell: Tell | None = None
@@ -116,7 +119,7 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Pack what `forward` needs of a plan, here or on another rank."""
-        return pack(plan, self._merge_size)
+        return pack(plan, self._merge_size, recurrent=bool(self._states))
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -133,7 +136,8 @@ class ModelRunner:
             self._mover.move(step.copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
-        return self._model(host_batch(step, self._ops.device, taken(self._images, step)), self._kv).float()
+        batch = host_batch(step, self._ops.device, taken(self._images, step), self._states)
+        return self._model(batch, self._kv).float()
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:

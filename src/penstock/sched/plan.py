@@ -42,6 +42,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     ahead: Sequence[SampleSpec] = ()  # one per draft: how to choose the token after it, if it holds
     slot: int | None = None  # where its adapter lies; None: the base model
     images: Sequence[ImageInput] = ()  # of its whole prompt; embeddings of those in the slice are there, or encoded
+    # Where its recurrent state lies, which its first token begins from zero; None: the model has none.
+    state_slot: int | None = None
 
     @property
     def end(self) -> int:

@@ -24,6 +24,7 @@ def take_slice(sequence: Sequence, count: int) -> Slice:
         epoch=sequence.epoch,
         slot=sequence.slot,
         images=sequence.request.images,
+        state_slot=sequence.table.state_slot,
     )
     sequence.num_computed = end
     if sample is not None:

@@ -13,7 +13,9 @@ from penstock.model.families import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
 )
 from penstock.model.layers import Family
 
@@ -29,4 +31,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma3.load,
     "phi3": phi3.load,
     "gpt_oss": gpt_oss.load,
+    "qwen3_next": qwen3_next.load,
+    "qwen3_5_text": qwen3_5.load,
+    "qwen3_5_moe_text": qwen3_5.load,
 }

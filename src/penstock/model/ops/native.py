@@ -22,6 +22,7 @@ from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -37,6 +38,7 @@ from penstock.model.ops import (
 )
 from penstock.model.ops import library as c
 from penstock.model.ops.build import KernelsUnavailable
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap, add_shared, route
 from penstock.model.ops.layer_call import LayerCall, NativeKV
 from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MAX_HEAD_DIM, load_library, pointer
@@ -259,6 +261,12 @@ class NativeOps:
         self.library.attention_part(self.pool, call.struct, self._batch_struct, *pointers)
         found = group.ranks.exchange(parts)
         self.library.attention_merge(self.pool, call.struct, found.data_ptr(), out.data_ptr(), tokens)
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x * gates.sigmoid()
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         program = self._programs.get(id(layers))

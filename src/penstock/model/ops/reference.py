@@ -21,6 +21,7 @@ from penstock.model.batch import Batch
 from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
     AttentionSpec,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -33,6 +34,7 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
 from penstock.model.sequence import TokenSplit
@@ -188,6 +190,12 @@ class ReferenceOps:
             if found_lse is not None:
                 lse[group.rows] = found_lse.transpose(1, 2)
         return out.flatten(1), lse
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x * gates.sigmoid()
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
