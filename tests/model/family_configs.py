@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.core.model_config import Experts, ModelConfig, RopeScaling
+from penstock.core.model_config import Experts, LinearAttention, ModelConfig, RopeScaling
 
 SHAPE = ModelConfig(
     architecture="llama",
@@ -31,6 +31,16 @@ GEMMA = replace(
 PHI = replace(SHAPE, architecture="phi3", head_dim=96)
 FACTORS = tuple(1.0 + 0.25 * i for i in range(36))
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
+# Linear attention takes turns with attention, so that each stage of a pipeline has some of both.
+HYBRID = replace(
+    SHAPE,
+    num_layers=4,
+    head_dim=64,
+    rotary_dim=16,
+    norm_offset=1.0,
+    output_gate=True,
+    linear=LinearAttention((0, 2), num_key_heads=4, num_value_heads=8, key_dim=16, value_dim=32, kernel_size=4),
+)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
     "qwen2-moe": replace(
@@ -45,4 +55,8 @@ CONFIGS = {
     "phi3": replace(PHI, windows=(24, 24)),
     "phi4": replace(PHI, head_dim=128, rotary_dim=96),
     "phi4-long": replace(PHI, rotary_dim=72, rope_scaling=LONG),
+    "qwen3-next": replace(
+        HYBRID, architecture="qwen3_next", experts=Experts(12, 4, 96, normalized=True, shared_intermediate_size=160)
+    ),
+    "qwen3.5": replace(HYBRID, architecture="qwen3_5_text"),
 }

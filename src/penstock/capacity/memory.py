@@ -24,6 +24,7 @@ class Memory:
     step_bytes: int  # activations of the largest step, logits, and what is reserved
     kv_bytes: int
     kv_tokens: int
+    state_bytes: int = 0  # recurrent states of as many sequences as may run
 
 
 def memory_of(
@@ -65,10 +66,11 @@ def memory_in(
         width += 4 * parallelism.sp * own.num_heads * own.head_dim
     logits_bytes = 2 * 4 * max_num_seqs * own.vocab_size
     step_bytes = RESERVED_BYTES + int(chunk_tokens * width * BYTES[formats.dtype]) + logits_bytes
-    left_bytes = max(0, room_bytes - weight_bytes - step_bytes)
+    state_bytes = -(-own.state_bytes // stages) * (max_num_seqs + 1)  # one more for padding
+    left_bytes = max(0, room_bytes - weight_bytes - step_bytes - state_bytes)
     token_bytes = model.kv_bytes_per_token // stages or 1
     kv_tokens = left_bytes // token_bytes * parallelism.sp // BLOCK_TOKENS * BLOCK_TOKENS
-    return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens)
+    return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens, state_bytes)
 
 
 def _widest(config: ModelConfig) -> int:

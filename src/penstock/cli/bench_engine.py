@@ -114,7 +114,12 @@ def make_scheduler(assembly: Assembly) -> Scheduler:
     """A cache that holds nothing yet: every round starts cold."""
     budget = StepBudget(assembly.limits.chunk_tokens, target_s=None, floor=assembly.limits.block_size)
     return Scheduler(
-        KVCache(assembly.size.num_blocks, assembly.limits.block_size),
+        KVCache(
+            assembly.size.num_blocks,
+            assembly.limits.block_size,
+            share_prefixes=not assembly.state_bytes,
+            state_slots=assembly.limits.max_num_seqs if assembly.state_bytes else 0,
+        ),
         budget,
         max_num_seqs=assembly.limits.max_num_seqs,
         num_batches=assembly.parallelism.pp,

@@ -43,8 +43,8 @@ def make_runner(
     mover: BlockMover | None = None,
     states: Sequence[LayerState] | None = None,
 ) -> RankRunner:
-    """`states`: of sequences, where they have recurrent ones; None: new ones. A GPU's runner has captured its graphs and
-    done the largest step: it has taken all the memory it will ever need."""
+    """`states`: of sequences, where they have recurrent ones; None: new ones. A GPU's runner has captured its graphs
+    and done the largest step: it has taken all the memory it will ever need."""
     limits = loaded.limits
     if loaded.kernels.name == "triton":
         captured = _triton_runner(loaded, kv, mover, states)
