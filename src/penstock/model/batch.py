@@ -53,7 +53,7 @@ class Angles:
 class LayerState:
     """One linear layer's recurrent states of all sequences, by slot. Slot 0 is nobody's: padding goes there."""
 
-    conv: Tensor  # [slots, channels, kernel - 1] float32: what was convolved last, the newest at the end
+    conv: Tensor  # [slots, kernel - 1, channels] float32: what was convolved last, the newest at the end
     recurrent: Tensor  # [slots, heads, key_dim, value_dim] float32
 
 

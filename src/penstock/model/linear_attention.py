@@ -88,7 +88,7 @@ def _convolution(weights: Weights, linear: LinearAttention, span: range) -> Tens
     for begin, size in ((0, keys), (keys, keys), (2 * keys, values)):
         each = size // linear.num_key_heads
         parts.append(whole[begin + span.start * each : begin + span.stop * each])
-    return torch.cat(parts).contiguous()
+    return torch.cat(parts).T.contiguous()
 
 
 def ordered_linear(

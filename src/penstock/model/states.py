@@ -19,7 +19,7 @@ from penstock.model.stages import Stage
 @dataclass(frozen=True)
 class StateShape:
     num_layers: int  # linear ones, of this rank's stage
-    conv: tuple[int, int]  # channels, and how many tokens are kept of them
+    conv: tuple[int, int]  # how many tokens are kept, and of how many channels
     recurrent: tuple[int, int, int]  # heads, key_dim, value_dim
 
     @property
@@ -54,5 +54,5 @@ def state_shape(config: ModelConfig, shard: Shard, stage: Stage) -> StateShape |
     channels = heads * (2 * linear.key_dim + served * linear.value_dim)
     num_layers = sum(config.is_linear(layer) for layer in stage.of(config.num_layers))
     return StateShape(
-        num_layers, (channels, linear.kernel_size - 1), (heads * served, linear.key_dim, linear.value_dim)
+        num_layers, (linear.kernel_size - 1, channels), (heads * served, linear.key_dim, linear.value_dim)
     )

@@ -106,7 +106,7 @@ class DeltaSpec:
     num_value_heads: int
     key_dim: int
     value_dim: int
-    conv: Tensor  # [channels, kernel] float32: queries, keys, values; the newest token last
+    conv: Tensor  # [kernel, channels] float32: queries, keys, values; the newest token last
     decay: Tensor  # [value heads] float32: how fast each forgets
     dt_bias: Tensor  # [value heads] float32
     norm: Norm  # of each value head; it does not count from one

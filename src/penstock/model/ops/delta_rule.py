@@ -61,9 +61,9 @@ def _advanced(
     channels, heads = spec.num_channels, spec.num_value_heads
     mixed, gates = projected.split_with_sizes([channels, projected.shape[-1] - channels], dim=-1)
     before = state.conv[slots].masked_fill(is_first[:, None, None], 0.0)
-    seen = torch.cat((before, mixed.transpose(1, 2)), dim=2)  # [sequences, channels, kernel - 1 + tokens]
-    state.conv[slots] = seen[:, :, -before.shape[2] :]
-    convolved = F.silu(F.conv1d(seen, spec.conv[:, None], groups=channels)).transpose(1, 2)
+    seen = torch.cat((before, mixed), dim=1)  # [sequences, kernel - 1 + tokens, channels]
+    state.conv[slots] = seen[:, -before.shape[1] :]
+    convolved = F.silu(F.conv1d(seen.transpose(1, 2), spec.conv.T[:, None], groups=channels)).transpose(1, 2)
 
     keys_size = spec.num_key_heads * spec.key_dim
     q, k, v = convolved.split_with_sizes([keys_size, keys_size, channels - 2 * keys_size], dim=-1)

@@ -22,6 +22,7 @@ from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -35,6 +36,7 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton.attention.decode import attend_decodes
 from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
@@ -237,6 +239,12 @@ class TritonOps:
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
             attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared, lse=lse)
         return out
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return (x * gates.float().sigmoid()).to(x.dtype)
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
