@@ -36,7 +36,6 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
-from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap
 from penstock.model.ops.triton.attention.decode import attend_decodes
 from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
@@ -50,6 +49,7 @@ from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
 from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.linear_attention.delta import delta_rule
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
