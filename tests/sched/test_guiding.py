@@ -51,9 +51,18 @@ class Script:
 
 
 class Bench:
-    def __init__(self, *, overlaps: bool = False, num_blocks: int = 64, max_num_seqs: int = 8, chunk: int = 32) -> None:
+    def __init__(
+        self,
+        *,
+        overlaps: bool = False,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        chunk: int = 32,
+        recurrent: bool = False,
+    ) -> None:
         self.overlaps = overlaps
-        cache = KVCache(num_blocks, BLOCK)
+        num_states = max_num_seqs if recurrent else 0
+        cache = KVCache(num_blocks, BLOCK, share_prefixes=not recurrent, state_slots=num_states)
         budget = StepBudget(chunk, target_s=None, floor=BLOCK)
         self.scheduler = Scheduler(cache, budget, max_num_seqs=max_num_seqs)
         self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps)
