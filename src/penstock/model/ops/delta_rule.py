@@ -67,17 +67,17 @@ def _advanced(
 
     keys_size = spec.num_key_heads * spec.key_dim
     q, k, v = convolved.split_with_sizes([keys_size, keys_size, channels - 2 * keys_size], dim=-1)
-    q, k = (_unit(each.unflatten(-1, (spec.num_key_heads, spec.key_dim))) for each in (q, k))
+    q, k = (_unit(_by_head(each, spec.key_dim)) for each in (q, k))
     served = heads // spec.num_key_heads
     q, k = (each.repeat_interleave(served, dim=2).transpose(1, 2) for each in (q * spec.key_dim**-0.5, k))
-    v = v.unflatten(-1, (heads, spec.value_dim)).transpose(1, 2)  # [sequences, heads, tokens, dim]
+    v = _by_head(v, spec.value_dim).transpose(1, 2)  # [sequences, heads, tokens, dim]
     b, a = ba.transpose(1, 2).chunk(2, dim=1)  # [sequences, heads, tokens]
     beta, log_decay = b.sigmoid(), -spec.decay[:, None] * F.softplus(a + spec.dt_bias[:, None])
 
     memory = state.recurrent[slots].masked_fill(is_first[:, None, None, None], 0.0)
     advance = step if q.shape[2] == 1 else chunks
     out, state.recurrent[slots] = advance(q, k, v, beta, log_decay, memory)
-    return _normed(out.transpose(1, 2), gates.unflatten(-1, (heads, spec.value_dim)), spec)
+    return _normed(out.transpose(1, 2), _by_head(gates, spec.value_dim), spec)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,8 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mem
     found = []
     for start in range(0, q.shape[2], CHUNK):
         part = slice(start, start + CHUNK)
-        out, memory = _chunk(*(each[:, :, part] for each in (q, k, v, beta, log_decay)), memory)
+        of_tokens = q[:, :, part], k[:, :, part], v[:, :, part], beta[:, :, part], log_decay[:, :, part]
+        out, memory = _chunk(*of_tokens, memory)
         found.append(out)
     return torch.cat(found, dim=2), memory
 
@@ -114,6 +115,10 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mem
     out = total.exp()[..., None] * (q @ memory) + ((q @ k.transpose(2, 3)) * decays) @ added
     left = (total[..., -1:] - total).exp()[..., None]
     return out, memory * total[..., -1:, None].exp() + (k * left).transpose(2, 3) @ added
+
+
+def _by_head(x: Tensor, dim: int) -> Tensor:
+    return x.reshape(*x.shape[:-1], -1, dim)
 
 
 def _unit(x: Tensor) -> Tensor:
