@@ -35,7 +35,8 @@ def models_page() -> str:
         "layer had a window, and in MB the recurrent state of each running sequence. The last columns: how many GPUs "
         f"of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, recurrent states of 256 sequences, "
         f"what a step works in, and a KV cache of {CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
-        "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | state | GPUs, bf16 | fp8 | int4 |",
+        "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | state | GPUs, bf16 | fp8 | "
+        "int4 |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_shape(name, config, gpu) for name, config in SHAPES.items() if name != "tiny"),
     ]
