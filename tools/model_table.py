@@ -33,7 +33,7 @@ def models_page() -> str:
         "\n## Memory\n",
         "Weights in GB of 10⁹ bytes, the embedding and the head in bf16; KV cache in KiB for each token, as if no "
         "layer had a window, and in MB the recurrent state of each running sequence. The last columns: how many GPUs "
-        f"of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, recurrent states of 256 sequences, "
+        f"of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, recurrent states of 256 sequences and 32 snapshots, "
         f"what a step works in, and a KV cache of {CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
         "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | state | GPUs, bf16 | fp8 | "
         "int4 |",

@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request, TokenLogprobs
 from penstock.kv.cache import KVCache
+from penstock.kv.states import StateSlots
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import AttentionSpec, LayerKV, Ops
@@ -80,9 +81,9 @@ class InProcess:
         self.cache = KVCache(
             num_blocks,
             block_size,
-            share_prefixes=share_prefixes and shape is None,
+            share_prefixes=share_prefixes,
             host_blocks=host_blocks,
-            state_slots=max_num_seqs if shape is not None else 0,
+            states=StateSlots(max_num_seqs, 4, min_tokens=block_size) if shape is not None else None,
         )
         images = ImageSlots(image_tokens, step_image_tokens) if encoder is not None else None
         self.scheduler = Scheduler(
@@ -95,7 +96,7 @@ class InProcess:
         if encoder is not None:
             columns = encoder.config.levels * model.config.hidden_size
             table = ImageTable(encoder, image_tokens, columns, ops.activation_dtype)
-        states = soiled_states(shape, max_num_seqs, ops.device) if shape is not None else []
+        states = soiled_states(shape, max_num_seqs + 4, ops.device) if shape is not None else []
         self._runner = ModelRunner(self._model, ops, kv, adapters, mover, images=table, states=states)
         self._steps = 0
         self._guess = guess

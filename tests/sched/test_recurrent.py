@@ -21,9 +21,10 @@ from tests.sched.test_properties import BLOCK, CHUNK, FLOOR, MAX_SEQS, VOCAB, Cl
 
 
 class RecurrentMachine(SchedulerMachine):
-    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans())
-    def start(self, num_blocks: int, overlaps: bool) -> None:  # type: ignore[override]
-        self.cache = KVCache(num_blocks, BLOCK, share_prefixes=False, state_slots=MAX_SEQS)
+    @initialize(num_blocks=st.integers(10, 24), overlaps=st.booleans(), num_snapshots=st.sampled_from([0, 1, 3, 20]))
+    def start(self, num_blocks: int, overlaps: bool, num_snapshots: int) -> None:  # type: ignore[override]
+        states = StateSlots(MAX_SEQS, num_snapshots, min_tokens=BLOCK)
+        self.cache = KVCache(num_blocks, BLOCK, states=states)
         self.budget = StepBudget(CHUNK, target_s=0.05, floor=FLOOR)
         self.scheduler = Scheduler(self.cache, self.budget, max_num_seqs=MAX_SEQS, aging_s=1.0)
         self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps)
@@ -67,7 +68,7 @@ def test_forced_tokens_go_on_from_a_state_that_has_seen_no_retracted_one(overlap
 
 
 def test_a_sequence_waits_for_a_slot_as_for_blocks() -> None:
-    cache = KVCache(16, 4, share_prefixes=False, state_slots=1)
+    cache = KVCache(16, 4, states=StateSlots(1))
     hashes, tokens = TokenHashes("", 4), [1, 2, 3]
     hashes.extend(tokens)
     first = cache.acquire(cache.match(hashes, tokens, 2), 3, hashes)

@@ -24,6 +24,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.engine_process.phases import Phases
 from penstock.kv.cache import KVCache
+from penstock.kv.states import StateSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 
@@ -117,8 +118,9 @@ def make_scheduler(assembly: Assembly) -> Scheduler:
         KVCache(
             assembly.size.num_blocks,
             assembly.limits.block_size,
-            share_prefixes=not assembly.state_bytes,
-            state_slots=assembly.limits.max_num_seqs if assembly.state_bytes else 0,
+            states=StateSlots(assembly.limits.max_num_seqs, assembly.limits.state_snapshots)
+            if assembly.state_bytes
+            else None,
         ),
         budget,
         max_num_seqs=assembly.limits.max_num_seqs,

@@ -441,7 +441,12 @@ class Engine:
         self.failed_steps += 1
         if self.failed_steps >= _MAX_FAILED_STEPS:
             raise RuntimeError(f"{self.failed_steps} steps in a row failed")
-        ended = [s.request_id for s in plan.slices if self._abort(s.request_id)]
+        slices = list(plan.slices)
+        if (states := self.scheduler.cache.states) is not None:
+            # A snapshot of a state that this step has spoiled may have been taken, and gone on from, in those behind it.
+            slices += [planned for step in self.in_flight for planned in step.plan.slices]
+            states.clear()
+        ended = [s.request_id for s in slices if self._abort(s.request_id)]
         message = "the engine failed while running this request"
         self.scheduler.adapters.undo(plan)
         self.scheduler.cache.undo(plan.copies)

@@ -89,6 +89,8 @@ class FakeRunner:
         assert not self._is_parked, "a parked device is given a step"
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
+        for source, target in plan.state_copies:
+            self._states[target] = self._states[source]
         self._adapters.update(plan.placements)
         step = _Step(self, plan, [self._run(s) for s in plan.slices])
         if not self.overlaps or all(s.sample is None or s.sample.mask is None for s in plan.slices):

@@ -23,7 +23,7 @@ from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.disk import check_disk, open_disk
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.expert_reports import report_experts
-from penstock.engine_process.facts import image_slots, peaks_of, rank_reads, weight_bytes, work_of
+from penstock.engine_process.facts import image_slots, peaks_of, rank_reads, state_slots, weight_bytes, work_of
 from penstock.engine_process.guides import make_guides
 from penstock.engine_process.parallelism import with_parallelism
 from penstock.engine_process.phases import Phases
@@ -84,11 +84,11 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
     cache = KVCache(
         assembly.size.num_blocks,
         assembly.limits.block_size,
-        share_prefixes=engine.prefix_cache and checkpoint.config.linear is None,
+        share_prefixes=engine.prefix_cache,
         routing_tokens=ROUTING_TOKENS,
         host_blocks=assembly.size.host_blocks,
         copy_s=assembly.copy_s,
-        state_slots=assembly.limits.max_num_seqs if checkpoint.config.linear is not None else 0,
+        states=state_slots(checkpoint.config, assembly.limits),
     )
     disk = open_disk(assembly, checkpoint, engine)
     if disk is not None:
@@ -127,6 +127,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         ),
         kv_bytes=kv_bytes,
         state_bytes=checkpoint.config.state_bytes,
+        state_snapshots=assembly.limits.state_snapshots,
         host_blocks=assembly.size.host_blocks,
         host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
         disk_blocks=disk.num_blocks if disk is not None else 0,

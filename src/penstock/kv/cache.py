@@ -60,6 +60,9 @@ class PrefixMatch:
     on_host: tuple[BlockHash, ...] = ()  # full blocks after those, to be copied from host memory
     num_beyond: int = 0  # full blocks after those, on disk or on the host: to be fetched first
     is_pending: bool = False  # the next block is being computed by a running sequence, or read from disk, right now
+    # With recurrent states: where the known blocks end, if that is beyond the last snapshot. Whoever comes by there
+    # should leave one: it is where prompts part.
+    parting: int = 0
 
 
 class BlockTable:
@@ -70,6 +73,7 @@ class BlockTable:
     ) -> None:
         self.block_ids = block_ids
         self.state_slot: int | None = None  # of its recurrent state, if the model has one
+        self._snapshots_at: list[int] = []  # tokens at which a snapshot of it is worth taking, in ascending order
         self.num_shared = num_shared  # of its blocks, held by others when it took them
         self._cache = cache
         self._num_published = num_published
@@ -85,6 +89,19 @@ class BlockTable:
             return False
         self.block_ids.extend(fresh)
         return True
+
+    def reach(self, start: int, count: int) -> int:
+        """How many of the tokens from `start` a slice may have: none goes past a place where a snapshot is taken."""
+        ends = [place - start for place in self._snapshots_at if place > start]
+        return min(count, *ends) if ends else count
+
+    def keep_state(self, num_computed: int, hashes: TokenHashes) -> None:
+        """A slice is planned that begins here: what the state is before it may be worth keeping."""
+        while self._snapshots_at and self._snapshots_at[0] <= num_computed:
+            if self._snapshots_at.pop(0) == num_computed:
+                assert self._cache.states is not None
+                assert self.state_slot is not None
+                self._cache.states.keep(self.state_slot, hashes.parent(num_computed // self._cache.pool.block_size))
 
     def publish(self, hashes: TokenHashes, token_ids: Sequence[int], num_computed: int) -> None:
         """Make every block found whose content is complete now that `num_computed` tokens are in the cache."""
@@ -127,15 +144,11 @@ class KVCache:
         routing_tokens: int = 0,
         host_blocks: int = 0,
         copy_s: float = 0.0,
-        state_slots: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
         """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back.
-        `state_slots`: of a model with a recurrent state, as many as sequences may run; 0: it has none."""
-        # What a prefix has left in a recurrent state is in no block: its blocks alone do not let a sequence go on.
-        assert not (state_slots and share_prefixes), (
-            "a prefix is shared by its blocks, and its state is in none of them"
-        )
-        self.states = StateSlots(state_slots) if state_slots else None
+        `states`: of a model whose sequences have recurrent ones, as many as may run."""
+        self.states = states
         self.pool = BlockPool(num_blocks, block_size)
         if host_blocks and share_prefixes:
             self.pool.host = HostBlocks(host_blocks, num_blocks, block_size=block_size, copy_s=copy_s)
@@ -197,6 +210,8 @@ class KVCache:
             if block_id is None:
                 break
             found.append(block_id)
+        if self.states is not None:
+            return self._match_with_state(self.states, hashes, found)
         on_host = self._on_host(hashes.hashes[len(found) : limit // size])
         index = len(found) + len(on_host)
         start = index * size
@@ -206,6 +221,13 @@ class KVCache:
         partial = pool.find_partial(hashes.parent(index), token_ids[start : min(start + size, limit)])
         block, common = partial or (None, 0)
         return PrefixMatch(tuple(found), start + common, partial_block=block, on_host=on_host, num_beyond=beyond)
+
+    def _match_with_state(self, states: StateSlots, hashes: TokenHashes, found: list[int]) -> PrefixMatch:
+        """Of a chain's blocks that are here, those up to the last one with a snapshot. Nobody waits for others' blocks:
+        they may bring none."""
+        size = self.pool.block_size
+        count = next((n for n in range(len(found), 0, -1) if hashes.hashes[n - 1] in states), 0)
+        return PrefixMatch(tuple(found[:count]), count * size, parting=len(found) * size)
 
     def _on_host(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
         """How the chain goes on in host memory, unless computing it is faster, or somebody is."""
@@ -293,14 +315,30 @@ class KVCache:
                 pool.host.put_back(own, hashes.parent(index), source)
         pool.moves += zip(sources, taken, strict=False)
         known = shared + len(match.on_host)
-        awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if self.shares_prefixes else []
+        is_awaited = self.shares_prefixes and self.states is None
+        awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if is_awaited else []
         self._pending.update(awaited)
         table = BlockTable(self, [*match.block_ids, *taken], shared, awaited, shared - revived)
-        table.state_slot = self.states.allocate() if self.states is not None else None
+        if self.states is not None:
+            self._give_state(self.states, table, match, num_tokens, hashes)
         if match.on_host:
             table.publish(hashes, token_ids, known * pool.block_size)
             self._arriving.update(table.block_ids[shared:known])
         return table
+
+    def _give_state(
+        self, states: StateSlots, table: BlockTable, match: PrefixMatch, num_tokens: int, hashes: TokenHashes
+    ) -> None:
+        """A slot, with the state at the end of the match, and the places where others may want to go on from: where
+        known blocks end, and where this prompt's do."""
+        slot, size, known = states.allocate(), self.pool.block_size, match.num_tokens
+        assert slot is not None
+        table.state_slot = slot
+        if known:
+            states.resume(hashes.parent(known // size), slot)
+        if self.shares_prefixes and states.num_snapshots:
+            places = {match.parting, (num_tokens - 1) // size * size}
+            table._snapshots_at = sorted(place for place in places if place > known and place >= states.min_tokens)
 
     def observe(
         self, prefill_tokens: int, step_s: float, num_decodes: int = 0, moves: Sequence[tuple[int, int]] = ()
@@ -336,6 +374,8 @@ class KVCache:
         """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""
         assert self.pool.num_free == self.pool.num_blocks, "a sequence holds blocks"
         self.undo(self.pool.take_moves())  # that no step has made
+        if self.states is not None:
+            self.states.clear()
         self.pool.clear()
 
     def retract(self, announced: BlockHash) -> None:

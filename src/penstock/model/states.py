@@ -3,6 +3,7 @@ the cache's affair (`kv.states`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +30,8 @@ class StateShape:
         return self.num_layers * (conv + recurrent) * STATE_VALUE_BYTES
 
     def allocate(self, num_slots: int, device: torch.device, zeros: Zeros | None = None) -> list[LayerState]:
-        """`num_slots`: of sequences; slot 0 comes beside them, for padding. `zeros`: where a device's memory comes
-        from; None: from torch, or where the system gives it page by page."""
+        """`num_slots`: of sequences and snapshots; slot 0 comes beside them, for padding. `zeros`: where a device's
+        memory comes from; None: from torch, or where the system gives it page by page."""
 
         def made(*size: int) -> Tensor:
             whole = num_slots + 1, *size
@@ -42,6 +43,14 @@ class StateShape:
             return torch.zeros(whole, dtype=torch.float32, device=device)
 
         return [LayerState(made(*self.conv), made(*self.recurrent)) for _ in range(self.num_layers)]
+
+
+def copy_states(states: Sequence[LayerState], copies: Sequence[tuple[int, int]]) -> None:
+    """Copy whole slots, (source, destination), in every layer and in this order."""
+    for source, destination in copies:
+        for layer in states:
+            for part in (layer.conv, layer.recurrent):
+                part[destination].copy_(part[source])
 
 
 def state_shape(config: ModelConfig, shard: Shard, stage: Stage) -> StateShape | None:

@@ -23,6 +23,7 @@ from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
 from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
+from penstock.model.states import copy_states
 from penstock.runner.decode_graphs import DecodeGraphs, best_of, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
 from penstock.runner.images import ImageTable
@@ -174,7 +175,17 @@ class CudaRunner:
             sizes = replace(sizes, sharing=None)
         num_decodes = sizes.sequences if is_captured else sum(s.num_tokens == 1 for s in slices)
         ints = self._stage_of_step[: sizes.total].numpy()
-        return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements, images)
+        return StepInputs(
+            sizes,
+            ints,
+            num_decodes,
+            num_rows,
+            is_captured,
+            plan.copies,
+            plan.placements,
+            images,
+            plan.state_copies,
+        )
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -227,6 +238,7 @@ class CudaRunner:
         """The logits of every row that a token is chosen from, and the best token of each."""
         if step.copies:
             self._mover.move(step.copies)
+        copy_states(self._states, step.state_copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
         images = taken(self._images, step)

@@ -58,13 +58,17 @@ class LoadedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Memory of the recurrent states of as many sequences as may run."""
+        """Memory of recurrent states: of as many sequences as may run, of snapshots, and of padding."""
         shape = self.state_shape
-        return shape.slot_bytes * (self.limits.max_num_seqs + 1) if shape is not None else 0
+        return shape.slot_bytes * (self._num_states + 1) if shape is not None else 0
+
+    @property
+    def _num_states(self) -> int:
+        return self.limits.max_num_seqs + self.limits.state_snapshots
 
     def allocate_states(self, zeros: Zeros | None = None) -> list[LayerState]:
         shape = self.state_shape
-        return shape.allocate(self.limits.max_num_seqs, self.ops.device, zeros) if shape is not None else []
+        return shape.allocate(self._num_states, self.ops.device, zeros) if shape is not None else []
 
     def allocate_kv(self, num_blocks: int, zeros: Zeros | None = None) -> list[LayerKV]:
         """A cache with the scales of the model's files, where what is stored is scaled by layer."""

@@ -15,6 +15,7 @@ from penstock.core.ranks import RankLost
 from penstock.model.batch import ImageRows, LayerState
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
+from penstock.model.states import copy_states
 from penstock.runner.images import ImageTable
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
@@ -134,6 +135,7 @@ class ModelRunner:
         """The logits of every row that a token is chosen from."""
         if step.copies:
             self._mover.move(step.copies)
+        copy_states(self._states, step.state_copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
         batch = host_batch(step, self._ops.device, taken(self._images, step), self._states)

@@ -96,6 +96,7 @@ class StepInputs:
     copies: Sequence[tuple[int, int]] = ()  # as in the plan
     placements: Sequence[tuple[int, str]] = ()  # likewise
     images: StepImages = StepImages()  # noqa: RUF009 (frozen)
+    state_copies: Sequence[tuple[int, int]] = ()  # as in the plan
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -108,6 +109,7 @@ class StepInputs:
                 list(self.copies),
                 list(self.placements),
                 self.images,
+                list(self.state_copies),
             )
         )
 
@@ -128,6 +130,7 @@ class _Message(msgspec.Struct, array_like=True):
     copies: list[tuple[int, int]]
     placements: list[tuple[int, str]]
     images: StepImages
+    state_copies: list[tuple[int, int]]
 
 
 _DECODER = msgspec.msgpack.Decoder(_Message)
@@ -152,7 +155,16 @@ def pack(plan: StepPlan, merge_size: int = 0, *, recurrent: bool = False) -> Ste
     ints = np.zeros(sizes.total, np.int32)
     write(Inputs.views(ints, sizes), slices, {}, merge_size)
     num_decodes, images = sum(s.num_tokens == 1 for s in slices), images_of(plan, slices)
-    return StepInputs(sizes, ints, num_decodes, rows, copies=plan.copies, placements=plan.placements, images=images)
+    return StepInputs(
+        sizes,
+        ints,
+        num_decodes,
+        rows,
+        copies=plan.copies,
+        placements=plan.placements,
+        images=images,
+        state_copies=plan.state_copies,
+    )
 
 
 def host_batch(

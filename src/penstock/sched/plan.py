@@ -66,6 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     placements: list[tuple[int, str]] = []  # (slot, adapter), likewise and in this order
     drops: list[str] = []  # images whose embeddings are forgotten, likewise
     encodes: list[ImageInput] = []  # images that are encoded after that, and kept
+    state_copies: list[tuple[int, int]] = []  # (source, destination) slots of recurrent states, before all, in order
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ def take_slice(sequence: Sequence, count: int) -> Slice:
     """Its next `count` tokens, which count as computed from now on; with the last of them the next one is chosen."""
     assert sequence.table is not None
     start = sequence.num_computed
+    sequence.table.keep_state(start, sequence.hashes)
     end = start + count
     known = len(sequence.token_ids)
     sample = choice_of(sequence) if end == known + sequence.num_in_flight else None

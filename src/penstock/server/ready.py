@@ -24,10 +24,9 @@ def loading_message(name: str, settings: Settings, files: ModelFiles) -> str:
 def _recurrent_state(info: EngineInfo) -> dict[str, str]:
     if not info.state_bytes:
         return {}
-    each, count = info.state_bytes / 2**20, info.limits.max_num_seqs
-    told = (
-        f"{each:,.1f} MiB a sequence, {each * count:,.0f} MiB for {count}; no prefix cache: prompts are computed wholly"
-    )
+    each, count, kept = info.state_bytes / 2**20, info.limits.max_num_seqs, info.state_snapshots
+    told = f"{each:,.1f} MiB a sequence, {each * count:,.0f} MiB for {count}"
+    told += f"; {kept} more for prompts that begin alike" if kept else "; no prefix cache"
     return {"recurrent state": told}
 
 
