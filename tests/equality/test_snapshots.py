@@ -9,7 +9,7 @@ from tests.equality.test_families import SHARED, TOKENS, Pair, greedy, make_ops
 from tests.model.tiny import StateDictCheckpoint, hf_model
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
+@pytest.fixture(scope="module", params=[pytest.param("reference", marks=pytest.mark.slow), "native"])
 def pair(request: pytest.FixtureRequest) -> Pair:
     theirs, ops = hf_model("qwen3.5"), make_ops(request.param)
     return Pair(theirs, load_model(StateDictCheckpoint(theirs), ops), ops)

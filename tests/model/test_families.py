@@ -33,7 +33,7 @@ class Pair:
 
 
 # What these bring is also in one of the others.
-SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4", "qwen3-next")
+SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4", "qwen3-next", "qwen3.5-moe")
 PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CONFIGS]
 
 

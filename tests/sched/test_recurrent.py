@@ -8,12 +8,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant
 
-from penstock.core.request import FinishReason
-from penstock.engine.engine import Step
+from penstock.core.request import FinishReason, Request
+from penstock.engine.engine import Engine, Step
 from penstock.engine.fake import FakeRunner
+from penstock.engine.messages import StepReport, Submit
 from penstock.kv.cache import KVCache, TokenHashes
 from penstock.kv.states import StateSlots
 from penstock.sched.budget import StepBudget
+from penstock.sched.plan import StepHandle, StepPlan, StepResult
 from penstock.sched.scheduler import Scheduler
 from tests.examples import examples
 from tests.sched.test_guiding import EOS, TURNS, Bench, Script
@@ -65,6 +67,44 @@ def test_forced_tokens_go_on_from_a_state_that_has_seen_no_retracted_one(overlap
     states = bench.scheduler.cache.states
     assert states is not None
     assert states.num_free == states.num_slots
+
+
+class Breaking(FakeRunner):
+    """Its first step of more than one sequence comes to nothing, which is known late."""
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        handle = super().submit(plan)
+        return _Broken() if len(plan.slices) > 1 else handle
+
+
+class _Broken:
+    def choose(self) -> None:
+        pass
+
+    def result(self) -> StepResult:
+        raise RuntimeError("the device has lost the step")
+
+
+def test_nobody_goes_on_from_what_a_failed_step_may_have_spoiled() -> None:
+    states = StateSlots(4, 8, min_tokens=BLOCK)
+    cache, budget = KVCache(64, BLOCK, states=states), StepBudget(CHUNK, target_s=None, floor=FLOOR)
+    runner = Breaking(64, BLOCK, vocab_size=VOCAB, overlaps=True)
+    engine = Engine(Scheduler(cache, budget, max_num_seqs=4), runner)
+    for name, prompt in (("a", [1] * 21), ("b", [2] * 5)):
+        engine.receive([Submit(Request(name, prompt, 4))], 0.0)
+    while engine.scheduler.has_work:
+        engine.launch(0.0)
+        if engine.may_launch:
+            engine.launch(0.0)
+        engine.choose()
+        result = engine.result()
+        if result is not None:
+            engine.commit(result, 0.0)
+    assert states.num_free == 4
+    assert not states._snapshots
+    assert not states.moves
+    ended = [event for message in engine.outbox if isinstance(message, StepReport) for event in message.events]
+    assert {event.request_id for event in ended if event.finish is FinishReason.ERROR} == {"a", "b"}
 
 
 def test_a_sequence_waits_for_a_slot_as_for_blocks() -> None:

@@ -121,7 +121,9 @@ def _compile(kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard
     if adapts:
         single_slot = with_adapters(model, sites, ops, 1, max_rank=1)
         loaded = replace(loaded, model=single_slot, adapters=RunnerAdapters(single_slot.bank))
-    runner = _triton_runner(loaded, loaded.allocate_kv(1))
+    shape = loaded.state_shape
+    states = shape.allocate(0, ops.device) if shape is not None else []  # no sequence's: all are in slot 0
+    runner = _triton_runner(loaded, loaded.allocate_kv(1), states=states)
     few = min(16, limits.max_num_seqs)
     with_drafts = [rows_step(limits)] if limits.most_rows else []
     for step in (decode_step(1, limits), decode_step(few, limits), largest_step(limits), *with_drafts):
