@@ -74,15 +74,16 @@ class PagedDriver:
         num_blocks: int = 64,
         seed: int = 0,
         tokens: TokenSplit = TokenSplit(),  # noqa: B008 (frozen)
+        shard: Shard = Shard(),  # noqa: B008 (frozen)
     ) -> None:
-        """`tokens`: those that this rank's cache keeps of a sequence, in blocks of `block_size`."""
+        """`tokens`: those that this rank's cache keeps of a sequence, in blocks of `block_size`. `shard`: the rank."""
         self.model = model
         self.ops = ops
         self.block_size = block_size * tokens.size
         whole = kv_shape(model.config, num_blocks, block_size)
         shape = replace(whole, num_kv_heads=model.spec.num_kv_heads, tokens=tokens)
         self.kv: list[LayerKV] = ops.allocate_kv(shape)
-        shape_of_state = state_shape(model.config, Shard(), Stage())
+        shape_of_state = state_shape(model.config, shard, Stage())
         self.states = soiled_states(shape_of_state, NUM_STATES, ops.device) if shape_of_state else []
         self._next_state = 0
         # Block 0 stays free: it pads the tables, and nobody may read it.
