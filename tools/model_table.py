@@ -32,17 +32,26 @@ def models_page() -> str:
         *(f"| {name} | encoders: vectors, no texts | | | |" for name in ENCODERS),
         "\n## Memory\n",
         "Weights in GB of 10⁹ bytes, the embedding and the head in bf16; KV cache in KiB for each token, as if no "
-        f"layer had a window. The last columns: how many GPUs of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, "
+        "layer had a window, and in MB the recurrent state of each running sequence. The last columns: how many GPUs "
+        f"of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, recurrent states of 256 sequences and 32 snapshots, "
         f"what a step works in, and a KV cache of {CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
-        "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | GPUs, bf16 | fp8 | int4 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | state | GPUs, bf16 | fp8 | "
+        "int4 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_shape(name, config, gpu) for name, config in SHAPES.items() if name != "tiny"),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _family(name: str, files: FamilyFiles) -> str:
-    gguf = "" if files.has_latents else "as `llama`" if files.gguf_name is None else f"`{files.gguf_name}`"
+    is_read = not files.has_latents and not files.has_linear_attention
+    gguf = (
+        f"`{files.gguf_name}`"
+        if files.gguf_name
+        else "as `llama`"
+        if files.gguf_rotates_neighbours and is_read
+        else "not read"
+    )
     windows = "" if files.windows in ("never", "refused") else files.windows
     return f"| {name} | `{files.hf_class}` | {gguf} | {windows} | {'yes' if files.experts is not None else ''} |"
 
@@ -53,8 +62,9 @@ def _shape(name: str, config: ModelConfig, gpu: Gpu) -> str:
     kv = [f"{ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token / 1024:,.0f}" for kv in formats]
     kv += [""] * (2 - len(kv))
     active = "" if config.experts is None else _billions(config.num_active_parameters)
+    state = f"{config.state_bytes / 1e6:,.1f}" if config.state_bytes else ""
     counts = [_num_gpus(config, gpu, weights) for weights in _WEIGHTS]
-    cells = [f"`{name}`", config.architecture, _billions(config.num_parameters), active, *sizes, *kv, *counts]
+    cells = [f"`{name}`", config.architecture, _billions(config.num_parameters), active, *sizes, *kv, state, *counts]
     return f"| {' | '.join(cells)} |"
 
 

@@ -74,3 +74,13 @@ def test_ranks_that_share_out_tokens_have_room_for_as_many_times_as_many() -> No
     assert shared.weight_bytes == copied.weight_bytes
     assert shared.kv_tokens == pytest.approx(4 * copied.kv_tokens, rel=0.01), "but for what a step takes more"
     assert shared.kv_bytes == pytest.approx(copied.kv_bytes, rel=0.01)
+
+
+def test_recurrent_states_take_of_the_room_for_keys_and_values() -> None:
+    hybrid = SHAPES["qwen3.5-35b-a3b"]
+    alone, together = (memory_of(hybrid, H200, parallelism=Parallelism(tp)) for tp in (1, 2))
+    assert alone.state_bytes == (256 + 32 + 1) * hybrid.state_bytes
+    assert together.state_bytes == alone.state_bytes // 2, "heads are split"
+    few = memory_of(hybrid, H200, max_num_seqs=32)
+    assert few.kv_bytes - alone.kv_bytes >= alone.state_bytes - few.state_bytes > 0
+    assert memory_of(SHAPES["llama8b"], H200).state_bytes == 0

@@ -9,6 +9,7 @@ from penstock.core.model_config import (
     AttentionTemperature,
     Experts,
     LatentAttention,
+    LinearAttention,
     ModelConfig,
     RopeScaling,
     Routing,
@@ -42,6 +43,16 @@ DEEPSEEK = replace(SHAPE, num_kv_heads=1, head_dim=LATENT.cached_dim, query_scal
 GROUPS = Routing(num_groups=4, groups_per_token=2, scale=2.5)
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
 STRETCHED = RopeScaling("yarn", factor=4.0, original_context=64, magnitude=1.1)
+# Linear attention takes turns with attention, so that each stage of a pipeline has some of both.
+HYBRID = replace(
+    SHAPE,
+    num_layers=4,
+    head_dim=64,
+    rotary_dim=16,
+    norm_offset=1.0,
+    output_gate=True,
+    linear=LinearAttention((0, 2), num_key_heads=4, num_value_heads=8, key_dim=16, value_dim=32, kernel_size=4),
+)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
     "qwen2-moe": replace(
@@ -131,4 +142,8 @@ CONFIGS = {
         architecture="deepseek_v3",
         experts=Experts(16, 4, 64, shared_intermediate_size=96, dense_layers=(0,), shared_gate=False, routing=GROUPS),
     ),
+    "qwen3-next": replace(
+        HYBRID, architecture="qwen3_next", experts=Experts(12, 4, 96, normalized=True, shared_intermediate_size=160)
+    ),
+    "qwen3.5": replace(HYBRID, architecture="qwen3_5_text"),
 }

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import AttentionTemperature, Experts, LatentAttention, ModelConfig, Routing
+from penstock.core.model_config import (
+    AttentionTemperature,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelConfig,
+    Routing,
+)
 
 
 def _deepseek(
@@ -82,6 +89,26 @@ def _llama4(experts: Experts, *, context: int) -> ModelConfig:
     )
 
 
+def _hybrid(
+    hidden: int, ffn: int, layers: int, *, kv_heads: int, vocab: int, family: str, experts: Experts | None = None
+) -> ModelConfig:
+    """Three layers of linear attention, then one of full attention."""
+    shape = _shape(
+        hidden,
+        ffn,
+        layers,
+        16,
+        256,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        context=262_144,
+        family=family,
+        experts=experts,
+    )
+    linear = LinearAttention(tuple(layer for layer in range(layers) if (layer + 1) % 4), 16, 32, 128, 128, 4)
+    return replace(shape, rope_theta=10_000_000.0, rotary_dim=64, norm_offset=1.0, output_gate=True, linear=linear)
+
+
 SHAPES = {
     "tiny": _shape(64, 128, 2, 8, 16, vocab=512, context=8192),  # to see that everything runs
     "llama1b": _shape(2048, 8192, 16, 32, 64, tied=True),
@@ -154,6 +181,13 @@ SHAPES = {
         vocab=154_880,
         context=202_752,
         family="glm4_moe_lite",
+    ),
+    "qwen3-next-80b-a3b": _hybrid(
+        2048, 5120, 48, kv_heads=2, vocab=151_936, family="qwen3_next", experts=Experts(512, 10, 512, True, 512)
+    ),
+    "qwen3.5-9b": _hybrid(4096, 12_288, 32, kv_heads=4, vocab=248_320, family="qwen3_5_text"),
+    "qwen3.5-35b-a3b": _hybrid(
+        2048, 512, 40, kv_heads=2, vocab=248_320, family="qwen3_5_moe_text", experts=Experts(256, 8, 512, True, 512)
     ),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")

@@ -65,7 +65,7 @@ def splits_over(
 def _without_copies(config: ModelConfig, tp: int) -> list[int]:
     """The fewest ranks that must share out tokens so that no two keep the same ones, if there are more ranks than heads
     of keys."""
-    if tp <= config.num_kv_heads or config.latent is not None:
+    if tp <= config.num_kv_heads or config.latent is not None or config.linear is not None:
         return []
     return [next(sp for sp in range(2, tp + 1) if tp % sp == 0 and config.num_kv_heads % (tp // sp) == 0)]
 
@@ -83,6 +83,11 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
     if sp > 1 and config.latent is not None:
         yield Obstacle("tokens with latents (MLA)", f"over groups of {sp} ranks", "each rank keeps all of them")
         return
+    if config.linear is not None and sp > 1:
+        yield Obstacle("tokens of a recurrent state", f"over {sp} ranks", "each follows from the one before it")
+        return
+    if config.linear is not None and config.linear.num_key_heads % tp:
+        yield Obstacle(f"{config.linear.num_key_heads} heads of linear attention", among)
     if sp > 1:
         groups_of_ranks = tp // sp
         if kv_heads % groups_of_ranks and groups_of_ranks % kv_heads:

@@ -87,7 +87,7 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     step_bytes = step.step_bytes
     if not device.is_gpu:
         step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
-    fixed_bytes = weight_bytes + step_bytes
+    fixed_bytes = weight_bytes + step_bytes + step.state_bytes
     context = longest_context(engine, files.config)
     floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes

@@ -27,6 +27,8 @@ PLAIN_SUFFIXES = (
     ".bias",
     ".sinks",
     f".{CHOICE_BIAS}",
+    ".A_log",
+    ".dt_bias",
 )  # of tensors that a model has, and are no scales or tables
 
 

@@ -1,8 +1,8 @@
-"""Experts of a layer that lie in one tensor (gpt-oss, Llama 4), by the names that they would have as tensors of their
-own.
+"""Experts of a layer that lie in one tensor (gpt-oss, Llama 4, Qwen3.5), by the names that they would have as tensors
+of their own.
 
-In floats a tensor is [experts, in, out], and gate and up are outputs of one: they take turns there, or lie behind each
-other. Knows names and places, not what is done with them.
+In floats a tensor is [experts, in, out] or [experts, out, in], and gate and up are outputs of one: they take turns
+there, or lie behind each other (`ExpertNames.stacked`). Knows names and places, not what is done with them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def expert_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[s
         if len(info.shape) != (2 if is_bias else 3):
             raise ModelCorrupt(f"tensor '{tensor}' is {list(info.shape)}, which are no experts in one tensor")
         suffix = "bias" if is_bias else "weight"
-        for part, rows in _parts(match["which"], info.shape[-1], names):
+        by_outputs = names.stacked == "rows"
+        num_outputs = info.shape[1] if by_outputs else info.shape[-1]
+        for part, rows in _parts(match["which"], num_outputs, names):
             for expert in range(info.shape[0]):
-                place = ExpertPlace(tensor, expert, rows, is_bias)
+                place = ExpertPlace(tensor, expert, rows, is_bias, by_outputs)
                 found[f"{match['at']}.{expert}.{part}.{suffix}"] = place
     return found
 

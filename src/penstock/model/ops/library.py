@@ -106,6 +106,17 @@ class Codes(ctypes.Structure):
     )
 
 
+class Delta(ctypes.Structure):
+    """`struct delta` of delta.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("projected", "ba", "taps", "decay", "dt_bias", "norm", "conv", "states")),
+        *((name, c_void_p) for name in ("query_starts", "positions", "slots", "out", "scratch")),
+        *((name, c_int32) for name in ("sequences", "key_heads", "served", "key_dim", "value_dim", "kernel")),
+        ("norm_eps", c_float),
+    )
+
+
 class AdapterPart(ctypes.Structure):
     """`struct adapter_part` of adapters.c."""
 
@@ -142,6 +153,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "silu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "gelu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "clamped_swiglu": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_float)),
+    "sigmoid_mul": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)),
+    "delta_run": (None, (c_void_p, POINTER(Delta))),
     "cap": (None, (c_void_p, c_void_p, c_int, c_int, c_float)),
     "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
     "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),

@@ -23,6 +23,7 @@ from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
     Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -51,6 +52,7 @@ from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
 from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.linear_attention.delta import delta_rule
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
@@ -260,6 +262,12 @@ class TritonOps:
         assert step is not None, "a step must begin first"
         assert step.batch is batch, "another step was begun"
         return step
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return (x * gates.float().sigmoid()).to(x.dtype)
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
