@@ -1,6 +1,6 @@
 """A mixture of experts, caps, norms behind attention and recurrent states change nothing: a request's logits are
-bitwise the same however it was batched, chunked, cached or resumed. Who shares an expert with whom is different in every
-batch."""
+bitwise the same however it was batched, chunked, cached or resumed. Who shares an expert with whom is different in
+every batch."""
 
 from __future__ import annotations
 
