@@ -68,3 +68,14 @@ def test_forced_tokens_leave_the_state_that_they_would_have_left_chosen(device: 
 
 def guided_like(request: Request) -> Request:
     return Request(request.id, request.prompt_ids, 16, GREEDY, guide=Guide("regex", "as TurnGuide has it"))
+
+
+def test_a_parked_engine_keeps_no_state_and_needs_none() -> None:
+    made = assembled(CONFIG, "cpu", block_size=4, max_num_seqs=5, chunk_tokens=16)
+    assert made.memory is not None
+    for _ in range(2):
+        clients = Clients(one_after_the_other(requests(stops=False)[:4], apart=1))
+        serve(made, clients, num_blocks=64)
+        Judge(RandomCheckpoint(CONFIG), longest=96).check_all(clients)
+        made.memory.park()
+        made.memory.wake()
