@@ -43,7 +43,7 @@ from tests.hub.families import random_model, tensors_of, write_gguf
 from tests.hub.integer_checkpoints import LAYOUTS, write_integers
 from tests.model.family_configs import CONFIGS, SHAPE
 from tests.model.lora import write_adapter
-from tests.model.paged import PagedDriver, make_batch
+from tests.model.paged import PagedDriver, make_batch, with_states
 from tests.model.ranks import ThreadRanks, on_every_rank
 from tests.model.tiny import ArrayCheckpoint
 
@@ -241,11 +241,14 @@ def test_inputs_in_an_order_of_their_own_are_not_split(tmp_path: Path) -> None:
         on_every_rank(2, lambda ranks: load_model(HFCheckpoint(tmp_path), ReferenceOps(), ranks=ranks))
 
 
-@pytest.mark.parametrize("family", ["llama, tied and biased", "phi4"])
+@pytest.mark.parametrize("family", ["llama, tied and biased", "phi4", "qwen3-next", "qwen3.5"])
 def test_an_adapter_in_parts(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
     fused = ("qkv_proj", "gate_up_proj", "o_proj", "down_proj")
-    targets = {"targets": fused} if family == "phi4" else {}
+    linear = ("q_proj", "v_proj", "o_proj", "out_proj", "in_proj_qkvz")
+    split = ("k_proj", "out_proj", "in_proj_qkv", "in_proj_z", "gate_proj", "down_proj")
+    kinds = {"phi4": fused, "qwen3-next": linear, "qwen3.5": split}
+    targets = {"targets": kinds[family]} if family in kinds else {}
     adapter = read_peft(write_adapter(tmp_path, config, **targets))  # type: ignore[arg-type]
 
     def adapted(ranks: Ranks | None) -> Tensor:
@@ -253,10 +256,11 @@ def test_an_adapter_in_parts(family: str, tmp_path: Path) -> None:
         model = load_model(RandomCheckpoint(config), ops, sites=sites, ranks=ranks)
         whole = with_adapters(model, sites, ops, 1)
         whole.bank.place(0, whole.bank.fit(adapter))
-        driver = PagedDriver(whole, ops, block_size=64)
+        driver = PagedDriver(whole, ops, block_size=64, shard=ranks.shard if ranks is not None else Shard())
         sequence = driver.sequence(PROMPT)
         sequence.blocks.append(1)
-        batch = make_batch([(sequence, len(PROMPT))], every_row=True)
+        work = [(sequence, len(PROMPT))]
+        batch = with_states(make_batch(work, every_row=True), work, driver.states)
         with torch.inference_mode():
             return whole(replace(batch, adapters=(SlotRows(0, torch.arange(len(PROMPT))),)), driver.kv)
 

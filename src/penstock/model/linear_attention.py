@@ -91,17 +91,13 @@ def _convolution(weights: Weights, linear: LinearAttention, span: range) -> Tens
     return torch.cat(parts).T.contiguous()
 
 
-def ordered_linear(
-    weights: Weights, outputs: Outputs, inputs: int, order: Tensor, *, bias: bool = False, precise: bool = True
-) -> Linear:
+def ordered_linear(weights: Weights, outputs: Outputs, inputs: int, order: Tensor, *, bias: bool = False) -> Linear:
     """A linear that is split by columns and yields its outputs in another order than the file's."""
 
     def made() -> Linear:
         biases = weights.bias(outputs, inputs, split=Split.COLUMNS) if bias else None
         weight = rows_of(weights.weight(outputs, inputs, split=Split.COLUMNS), order)
-        return weights.ops.linear(
-            weight, biases[order.to(biases.device)] if biases is not None else None, precise=precise
-        )
+        return weights.ops.linear(weight, None if biases is None else biases[order.to(biases.device)])
 
     linear = made() if weights.packed is None else weights.packed.linear(weights.prefix + "+".join(outputs), made)
     weights.note(linear, outputs, inputs, split=Split.COLUMNS, order=order)

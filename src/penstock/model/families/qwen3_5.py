@@ -20,7 +20,6 @@ def delta_net(layer: Weights) -> GatedDeltaNet:
         {"in_proj_qkv": (keys, keys, values), "in_proj_z": values},
         config.hidden_size,
         split=Split.COLUMNS,
-        precise=False,
     )
     own = layer.shard.span(key_heads(linear, served), f"tensor '{weights.prefix}in_proj_b.weight'")
     # Never quantized: see qwen3_next.

@@ -27,7 +27,7 @@ def delta_net(layer: Weights) -> GatedDeltaNet:
     own = layer.shard.span(key_heads(linear, 1), f"tensor '{weights.prefix}in_proj_qkvz.weight'")
     of_head = key_heads(linear, 2 * linear.key_dim + 2 * served * linear.value_dim)
     inputs = ordered_linear(
-        weights, {"in_proj_qkvz": of_head}, config.hidden_size, _sorted_rows(len(own), _sizes(linear)), precise=False
+        weights, {"in_proj_qkvz": of_head}, config.hidden_size, _sorted_rows(len(own), _sizes(linear))
     )
     # Never quantized: it is small, and a state that forgets a little faster has forgotten all of it after a while.
     ba = weights.tensor("in_proj_ba.weight", 2 * linear.num_value_heads, config.hidden_size)
