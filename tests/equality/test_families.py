@@ -72,8 +72,12 @@ PAIRS = [
 
 # Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed, and
 # the one whose cache is of another form.
-SHARED_PAIRS = [("reference", "llama"), ("native", "qwen2"), ("native", "deepseek-v3")]
-SHARING = pytest.mark.parametrize("pair", SHARED_PAIRS, indirect=True, ids="-".join)
+SHARED_PAIRS = [
+    pytest.param(("reference", "llama"), id="reference-llama"),
+    pytest.param(("native", "qwen2"), id="native-qwen2"),
+    pytest.param(("native", "deepseek-v3"), id="native-deepseek-v3", marks=pytest.mark.slow),
+]
+SHARING = pytest.mark.parametrize("pair", SHARED_PAIRS, indirect=True)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)

@@ -103,12 +103,17 @@ def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
         pytest.param(4, 2, lambda: native_ops(), id="4-2-native"),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, config in FAMILIES.items() if config.latent is None])
 def test_every_family_says_the_same_where_ranks_share_out_tokens(
     family: str, size: int, sp: int, make_ops: Callable[[], Ops]
 ) -> None:
     """Windows, caps and norms of heads included; with two ranks each has both heads of keys, with four one or both."""
     assert_the_same(family_loads(family), size, make_ops, sp)
+
+
+def test_tokens_of_a_model_with_latents_are_shared_out_by_nobody() -> None:
+    with pytest.raises(ModelUnsupported, match="latent attention"):
+        on_every_rank(2, lambda ranks: says(family_loads("deepseek-v3"), ranks, ReferenceOps()), 2)
 
 
 @pytest.mark.parametrize("make_ops", [ReferenceOps, lambda: native_ops()], ids=["reference", "native"])

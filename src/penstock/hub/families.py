@@ -517,7 +517,7 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
         has_latents=True,
     ),
     "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": replace(_DEEPSEEK_V3, hf_class="KimiK2ForCausalLM"),
+    "kimi_k2": _DEEPSEEK_V3,  # its files name DeepSeek's class
     "glm4_moe_lite": replace(
         _DEEPSEEK_V3,
         hf_class="Glm4MoeLiteForCausalLM",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.core.errors import ModelUnsupported
 from penstock.core.model_config import LatentAttention, ModelConfig
 from penstock.model.batch import Batch
 from penstock.model.layers import attention_spec, load_norm
@@ -45,6 +46,8 @@ class LatentAttentionLayer:
         config, weights = layer.config, layer.at("self_attn")
         shape, hidden = config.latent, config.hidden_size
         assert shape is not None, "its config says so"
+        if layer.shard.sp > 1:
+            raise ModelUnsupported("ranks cannot share out the tokens of a model with latent attention (MLA): leave sp")
         query_rank, spec = shape.query_rank, attention_spec(layer, index)
         end = _in_halves(shape)
         cached = torch.cat((torch.arange(shape.rank), shape.rank + end))
