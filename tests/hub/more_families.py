@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from tests.hub.families import SHAPE, Tensors, interleave, random_model
@@ -61,6 +62,7 @@ MORE: dict[str, PreTrainedConfig] = {
     ),
     "olmo2": Olmo2Config(**_SHAPE, **_IDS),
     "olmoe": OlmoeConfig(**_SHAPE, **_IDS, num_experts=4, num_experts_per_tok=2),
+    "smollm3": SmolLM3Config(**(_SHAPE | {"num_hidden_layers": 4}), **_IDS, tie_word_embeddings=False),
     "phi4": Phi3Config(**_SHAPE, **_IDS, rope_parameters=_LONG, original_max_position_embeddings=32),
 }
 _ARCHITECTURES = {
@@ -74,6 +76,7 @@ _ARCHITECTURES = {
     "granite": gguf.MODEL_ARCH.GRANITE,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 
 
@@ -174,7 +177,7 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _converted(name: str, values: Any, config: PreTrainedConfig) -> Any:
-    if config.model_type in ("mixtral", "granite") and (".q_proj." in name or ".k_proj." in name):
+    if config.model_type in ("mixtral", "granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         return interleave(values, heads)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):

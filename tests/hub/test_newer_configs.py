@@ -267,6 +267,203 @@ CONFIGS |= {
     },
 }
 
+CONFIGS |= {
+    "ministral-3-8b": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "vision_config": {
+            "model_type": "pixtral",
+        },
+        "text_config": {
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 262144,
+            "model_type": "ministral3",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 34,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_parameters": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 16.0,
+                "llama_4_scaling_beta": 0.1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 16384,
+                "rope_theta": 1000000.0,
+                "rope_type": "yarn",
+                "type": "yarn",
+            },
+            "sliding_window": None,
+            "vocab_size": 131072,
+        },
+    },
+    "mistral-small-3.2-24b": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "vision_config": {
+            "model_type": "pixtral",
+        },
+        "text_config": {
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "intermediate_size": 32768,
+            "max_position_embeddings": 131072,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000000.0,
+            "sliding_window": None,
+            "vocab_size": 131072,
+        },
+    },
+    "smollm3-3b": {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "attention_bias": False,
+        "eos_token_id": 128012,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 65536,
+        "max_window_layers": 28,
+        "mlp_bias": False,
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 1, 1, 0] * 9,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 5000000.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "vocab_size": 128256,
+    },
+    "seed-oss-36b": {
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "max_position_embeddings": 524288,
+        "mlp_bias": False,
+        "model_type": "seed_oss",
+        "num_attention_heads": 80,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "rope_type": "default",
+        },
+        "rope_theta": 10000000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 155136,
+    },
+    "ernie-4.5-0.3b": {
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 131072,
+        "model_type": "ernie4_5",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 18,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 500000,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "vocab_size": 103424,
+    },
+    "exaone-4.0-32b": {
+        "architectures": ["Exaone4ForCausalLM"],
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 27392,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+        "max_position_embeddings": 131072,
+        "model_type": "exaone4",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 1000000,
+        "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG",
+        "tie_word_embeddings": False,
+        "vocab_size": 102400,
+    },
+    "minimax-m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "attn_type_list": [1] * 62,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 196608,
+        "model_type": "minimax_m2",
+        "num_attention_heads": 48,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 8,
+        "num_local_experts": 256,
+        "qk_norm_type": "per_layer",
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000,
+        "rotary_dim": 64,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "tie_word_embeddings": False,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+        "vocab_size": 200064,
+    },
+    "dots.llm1": {
+        "architectures": ["Dots1ForCausalLM"],
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 32768,
+        "model_type": "dots1",
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "noaux_tc",
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "vocab_size": 152064,
+    },
+}
+
 
 def read(name: str, **changes: Any) -> ModelConfig:
     config = CONFIGS[name]
@@ -284,6 +481,14 @@ def read(name: str, **changes: Any) -> ModelConfig:
         ("glm-4-32b-0414", 32.5, 32.5),
         ("glm-4.5", 355, 33),
         ("glm-4.5-air", 106, 13.2),
+        ("ministral-3-8b", 8.49, 8.49),
+        ("mistral-small-3.2-24b", 23.6, 23.6),
+        ("smollm3-3b", 3.08, 3.08),
+        ("seed-oss-36b", 36.2, 36.2),
+        ("ernie-4.5-0.3b", 0.36, 0.36),
+        ("exaone-4.0-32b", 32.0, 32.0),
+        ("minimax-m2", 229, 11),
+        ("dots.llm1", 142, 14),
         ("olmo-2-7b", 7.3, 7.3),
         ("olmo-3-32b", 32.2, 32.2),
         ("olmoe-1b-7b", 6.92, 1.28),
@@ -307,6 +512,11 @@ def test_it_has_as_many_parameters_as_its_model(name: str, billions: float, acti
         ("granite-4.0-micro", {"layer_types": ["mamba", *["attention"] * 39]}, "Mamba"),
         ("granite-4.0-micro", {"layer_types": None}, "Mamba"),
         ("olmo-2-7b", {"attention_bias": True}, "attention_bias"),
+        ("seed-oss-36b", {"attention_out_bias": True}, "attention_out_bias"),
+        ("ernie-4.5-0.3b", {"use_bias": True}, "use_bias"),
+        ("minimax-m2", {"attn_type_list": [0, 1]}, "linear attention"),
+        ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm"),
+        ("smollm3-3b", {"use_sliding_window": True}, "use_sliding_window"),
         ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv"),
         ("granite-4.0-micro", {"position_embedding_type": "alibi"}, "position_embedding_type"),
         ("glm-4.5", {"scoring_func": "softmax"}, "scoring_func"),
@@ -372,3 +582,28 @@ def test_olmo_3_stretches_the_rotation_of_layers_that_see_all(is_new: bool) -> N
     assert config.rope_scaling is not None
     assert (config.rope_scaling.kind, config.rope_scaling.factor) == ("yarn", 8.0)
     assert (config.rope_theta, config.local_rope_theta) == (300_000, 200_000 if is_new else 300_000)
+
+
+def test_layers_that_are_not_rotated_are_named() -> None:
+    assert read("smollm3-3b").unrotated_layers == tuple(range(3, 36, 4))
+    assert read("smollm3-3b", no_rope_layers=None).unrotated_layers == tuple(range(3, 36, 4))
+    exaone = read("exaone-4.0-32b")
+    assert exaone.unrotated_layers == tuple(range(3, 64, 4))
+    assert exaone.windows[:4] == (4096, 4096, 4096, None)
+    assert read("exaone-4.0-32b", sliding_window=None, layer_types=None).unrotated_layers == ()
+
+
+def test_ministral_3_grows_its_queries_and_stretches_by_yarn() -> None:
+    config = read("ministral-3-8b")
+    assert (config.architecture, config.vision) == ("ministral3", None)
+    assert config.temperature == AttentionTemperature(0.1, 16_384, first=0)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.magnitude) == ("yarn", 1.0)
+    small = read("mistral-small-3.2-24b")
+    assert (small.architecture, small.windows, small.temperature) == ("mistral", (), None)
+
+
+def test_minimax_m2_rotates_half_of_each_head() -> None:
+    config = read("minimax-m2")
+    assert (config.rotary_dim, config.head_dim) == (64, 128)
+    assert config.experts == Experts(256, 8, 1536, shared_gate=False, routing=Routing("sigmoid"))

@@ -187,12 +187,16 @@ class ServerSettings:
         "auto",
         "deepseek",
         "deepseek_v31",
+        "glm",
+        "granite",
         "harmony",
         "hermes",
         "kimi",
         "llama3",
+        "llama4",
         "mistral",
         "mistral_v11",
+        "olmo3",
         "smollm2",
     ] = setting("auto", "how the model calls tools; auto: by its chat template")
     reasoning_format: Literal[

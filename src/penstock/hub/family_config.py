@@ -183,7 +183,9 @@ def _minimax_m2(values: Json) -> Fields:
 
 
 def _dots1(values: Json) -> Fields:
-    return {"experts": grouped_experts("dots1", values)}
+    # Its files name the method of the choice where others name the function of the scores.
+    named = {"scoring_func": "sigmoid"} if values["scoring_func"] == "noaux_tc" else {}
+    return {"experts": grouped_experts("dots1", {**values, **named})}
 
 
 _FAMILIES: dict[str, Callable[[Json], Fields]] = {

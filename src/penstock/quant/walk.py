@@ -15,7 +15,18 @@ from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.stored import Part
 from penstock.model.batch import Batch
-from penstock.model.families import gemma2, gemma3, glm4, llama, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
+from penstock.model.families import (
+    gemma2,
+    gemma3,
+    glm4,
+    llama,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from penstock.model.families.gemma2 import GemmaLayer
 from penstock.model.layers import Attention, DecoderLayer, LayerLoader, load_norm
 from penstock.model.ops import KVShape, LayerKV, Norm, Stream
@@ -37,6 +48,7 @@ LAYERS: dict[str, Callable[[Weights], LayerLoader]] = {
     "gemma3_text": lambda _: gemma3.layer,
     "phi3": lambda _: phi3.layer,
     "granite": lambda _: llama.layer,
+    "smollm3": lambda _: llama.layer,
     "glm": lambda _: glm4.glm_layer,
     "glm4": lambda _: glm4.layer,
 }

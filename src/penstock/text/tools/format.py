@@ -33,8 +33,9 @@ class ToolFormat:
     id_characters: int | None = None  # of a call's id, if the template insists
     is_alone: bool = False  # a call is a message of its own: no guide says where in an answer one may stand
 
-    def parser(self, names: Sequence[str], most: int | None = None) -> CallParser:
-        return CallParser(self.syntax, frozenset(names), most)
+    def parser(self, tools: Sequence[Tool], most: int | None = None) -> CallParser:
+        texts = {tool.name: tool.text_arguments() for tool in tools}
+        return CallParser(self.syntax, frozenset(tool.name for tool in tools), most, texts)
 
     def guide(
         self,
