@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -33,8 +34,11 @@ class RandomCheckpoint:
         self._seed = seed
         self._tokenizer_source = tokenizer_source
         self._norm_mean = 1.0 - config.norm_offset
-        self._shapes = tensor_shapes(config)
         self._is_large = config.num_parameters > SMALL_MODEL
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes(self._config)
 
     @property
     def path(self) -> Path:
@@ -116,8 +120,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
         *("post_self_attn_layernorm", "post_mlp_layernorm"),
     )
-    files = FAMILY_FILES.get(config.architecture)  # None: of a family that is refused by its name later
-    is_whole = files is not None and files.norms_all_heads
+    is_whole = FAMILY_FILES[config.architecture].norms_all_heads
     return {
         **{f"{name}.weight": (hidden,) for name in norms},
         "self_attn.q_proj.weight": (q_size * (2 if config.output_gate else 1), hidden),
