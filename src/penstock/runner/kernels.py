@@ -26,7 +26,7 @@ from penstock.runner.precision import fp8_obstacle, int8_kv_obstacle, name, reso
 
 log = logging.getLogger("penstock.runner")
 
-_BITS: dict[Quant, int] = {"int4": 4, "int8": 8, "w8a8": 8}
+_BITS: dict[Quant, int] = {"int4": 4, "int8": 8, "w8a8": 8, "mxfp4": 4}
 
 
 @dataclass(frozen=True)
