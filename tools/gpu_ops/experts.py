@@ -15,7 +15,7 @@ from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.ops.triton.moe.experts import GroupedExperts
-from penstock.model.ops.triton.moe.grouped_gemm import Stack
+from penstock.model.ops.triton.moe.grouped_gemm import SWIGLU, Stack
 from penstock.model.sparse import SparseMLP
 from penstock.quant import Quant, to_quant
 
@@ -194,7 +194,9 @@ def product_rate(case: Case, stack: Stack) -> str:
     choices = mixture.choices(case.tokens)
     blocks = [routing.blocks_of(ids, mixture.experts, case.block) for ids, _ in choices]
     with patch.object(experts, "tiling_of", lambda *_: case.tiling):
-        us = each_us(lambda i: experts.multiply(x, stack, blocks[i], swiglu=case.is_up, dtype=DTYPE), CALLS)
+        us = each_us(
+            lambda i: experts.multiply(x, stack, blocks[i], gate=SWIGLU if case.is_up else None, dtype=DTYPE), CALLS
+        )
     weights = mixture.expert * (2 if case.is_up else 1) / 3
     flops = 2 * case.tokens * mixture.per_token * weights
     return f"{bandwidth(touched(choices) * weights * BYTES[case.quant], us)} {throughput(flops, us)[12:]}"

@@ -39,6 +39,7 @@ class Heads:
     window: int | None = None
     norm: bool = False
     cap: float | None = None
+    has_sinks: bool = False
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
@@ -53,6 +54,8 @@ class Heads:
             weight(),
             weight(),
             cap=self.cap,
+            # Around the scores' size, far below it and far above.
+            sinks=torch.randn(self.num_heads, device=DEVICE) * 6 if self.has_sinks else None,
         )
 
 
