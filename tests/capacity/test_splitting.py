@@ -213,3 +213,11 @@ def test_what_works_with_sp_is_told_with_it() -> None:
     told = told_obstacle(shape, Parallelism(tp=4, sp=2))
     assert told is not None
     assert told.endswith("Numbers of ranks that work with sp 2: 2, 6, 12")
+
+
+def test_groups_of_experts_in_mxfp4_are_not_cut() -> None:
+    """Where they would be, whole experts are shared out."""
+    config = SHAPES["gpt-oss-20b"]
+    assert splits_over(config, 2) == Parallelism(tp=2)
+    assert splits_over(config, 4) == Parallelism(tp=4, ep=4)
+    assert "720 for each, and groups of 32" in str(split_obstacle(config, Parallelism(tp=4)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig
 
 
 def _shape(
@@ -20,6 +22,7 @@ def _shape(
     context: int = 131_072,
     family: str = "llama",
     experts: Experts | None = None,
+    **more: Any,
 ) -> ModelConfig:
     return ModelConfig(
         architecture=family,
@@ -34,6 +37,25 @@ def _shape(
         rope_theta=500_000.0,
         tied_embeddings=tied,
         experts=experts,
+        **more,
+    )
+
+
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    return _shape(
+        2880,
+        2880,
+        layers,
+        64,
+        64,
+        vocab=201_088,
+        family="gpt_oss",
+        experts=Experts(experts, 4, 2880, has_biases=True, activation=ClampedSwiGLU()),
+        windows=(128, None) * (layers // 2),
+        attention_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        quantization="mxfp4",
     )
 
 
@@ -53,6 +75,8 @@ SHAPES = {
     "mixtral-8x7b": _shape(
         4096, 14_336, 32, 32, vocab=32_000, context=32_768, family="mixtral", experts=Experts(8, 2, 14_336)
     ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
 

@@ -14,6 +14,7 @@ from penstock.model.quantized.grouped import unpacked
 
 GROUP = MXFP4_GROUP
 BIAS = 127  # what exponents count from
+BITS = 4.25  # of a weight, with its share of a scale
 
 
 @dataclass(frozen=True)
