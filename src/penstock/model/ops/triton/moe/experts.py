@@ -208,8 +208,7 @@ def stacked(
                 stacks.append(_mapped(one, lambda tensor: tensor.new_empty(count, *tensor.shape[1:], device=device)))
             _put(one, stacks[side], expert)
     gate_up, down = stacks
-    is_clamped = isinstance(activation, ClampedSwiGLU)
-    gate = Gate(activation.alpha, activation.limit) if is_clamped else SWIGLU
+    gate = Gate(activation.alpha, activation.limit) if isinstance(activation, ClampedSwiGLU) else SWIGLU
     return GroupedExperts(gate_up, down, pack, gate=gate)
 
 
