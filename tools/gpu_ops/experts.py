@@ -21,10 +21,17 @@ from penstock.quant import Quant, to_quant
 
 from .timing import DTYPE, bandwidth, each_us, randn, throughput, tried
 
-QUANTS: tuple[Quant, ...] = ("none", "fp8", "w8a8", "int8", "int4")
+QUANTS: tuple[Quant, ...] = ("none", "fp8", "w8a8", "int8", "int4", "mxfp4")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 8192)
 CALLS = 6  # with choices of their own
-BYTES = {"none": 2.0, "fp8": 1.0, "w8a8": 1.0, "int8": 1.0 + 2 / 128, "int4": 0.5 + 2 / 128}  # of a weight
+BYTES = {
+    "none": 2.0,
+    "fp8": 1.0,
+    "w8a8": 1.0,
+    "int8": 1.0 + 2 / 128,
+    "int4": 0.5 + 2 / 128,
+    "mxfp4": 0.5 + 1 / 32,
+}  # of a weight
 
 
 class Mixture(NamedTuple):
@@ -53,7 +60,11 @@ class Mixture(NamedTuple):
         return [routing.topk(each, self.per_token, normalized=True) for each in noise]
 
 
-MIXTURES = {"mixtral": Mixture(8, 2, 4096, 14336), "qwen3-30b": Mixture(128, 8, 2048, 768)}
+MIXTURES = {
+    "mixtral": Mixture(8, 2, 4096, 14336),
+    "qwen3-30b": Mixture(128, 8, 2048, 768),
+    "gpt-oss": Mixture(32, 4, 2880, 2880),
+}
 
 
 def mixtures() -> None:
