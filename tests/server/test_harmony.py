@@ -139,15 +139,23 @@ OBJECT = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]
 
 
 def test_a_guide_begins_in_the_final_channel(replica: Replica) -> None:
-    """Whatever the model thought, and wherever it wanted to go on."""
+    """Whatever the model thought, and wherever it wanted to go on. It begins with a channel: the prompt ends so."""
     schema = {"type": "json_schema", "json_schema": {"name": "o", "schema": OBJECT}}
     for channel in ("final", "commentary"):
-        said = f'{CHANNEL}analysis{MESSAGE}{{"b"}}{END}{START}assistant{CHANNEL}{channel}{MESSAGE}{{"a": 1}}{RETURN}'
+        said = f'analysis{MESSAGE}{{"b"}}{END}{START}assistant{CHANNEL}{channel}{MESSAGE}{{"a": 1}}{RETURN}'
         status, _, answer = replica.post("/v1/chat/completions", messages=asked(said), response_format=schema, **LIMITS)
         assert status == 200
         message = answer["choices"][0]["message"]
         assert message["reasoning_content"] == '{"b"}'
         assert json.loads(message["content"]) == {"a": 1}
+
+
+def test_a_guide_may_begin_without_thoughts(replica: Replica) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "o", "schema": OBJECT}}
+    said = f'final{MESSAGE}{{"a": 1}}{RETURN}'
+    _, _, answer = replica.post("/v1/chat/completions", messages=asked(said), response_format=schema, **LIMITS)
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == ('{"a": 1}', None)
 
 
 def test_a_call_that_must_come_follows_thoughts(replica: Replica) -> None:

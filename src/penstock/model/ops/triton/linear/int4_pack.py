@@ -185,24 +185,24 @@ def read_per_output(line):
 
 
 @triton.jit
-def per_output(values, ROWS: tl.constexpr):
-    """The same as [chunks, outputs, rows] float32, as what was multiplied."""
+def per_output(values, ROWS: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    """The same as [chunks, outputs, rows], as what was multiplied."""
     CHUNKS: tl.constexpr = values.shape[2]
     OUTPUTS: tl.constexpr = 16 * values.shape[3]
     wide = values.to(tl.float32)
     if values.dtype == tl.uint8:  # an exponent (e8m0), put where a float has it
         wide = (values.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    by_row = tl.reshape(tl.permute(wide, [2, 3, 4, 1, 0]), [CHUNKS, OUTPUTS, 1, 4, 1])
+    by_row = tl.reshape(tl.permute(wide.to(DTYPE), [2, 3, 4, 1, 0]), [CHUNKS, OUTPUTS, 1, 4, 1])
     return tl.reshape(tl.broadcast_to(by_row, [CHUNKS, OUTPUTS, ROWS // 8, 4, 2]), [CHUNKS, OUTPUTS, ROWS])
 
 
 @triton.jit
-def per_column(scales):
+def per_column(scales, DTYPE: tl.constexpr):
     """Scales of a chunk's groups, as `read_per_output` has them -> [outputs, columns of the chunk], in the order of
     `wide_tile_of`."""
     GROUPS: tl.constexpr = scales.shape[2]
     OUTPUTS: tl.constexpr = 16 * scales.shape[3]
-    return tl.reshape(tl.permute(per_output(scales, 32), [1, 0, 2]), [OUTPUTS, GROUPS * 32])
+    return tl.reshape(tl.permute(per_output(scales, 32, DTYPE), [1, 0, 2]), [OUTPUTS, GROUPS * 32])
 
 
 @triton.jit

@@ -141,7 +141,7 @@ def multiply_chunks(
         if E2M1:  # a power of two for each group: weights are scaled, and it costs them nothing
             group = tl.minimum(chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP), COLUMNS // GROUP - 1)
             scales = read_per_output(scales_ptr + group[:, None] * filled + line[None, :])
-            acc = tl.dot((weight.to(tl.float32) * per_column(scales)).to(x.dtype), x, acc)
+            acc = tl.dot(weight * per_column(scales, x.dtype), x, acc)
         else:
             raw = tl.dot(weight, x)
             at = (chunk * CHUNK // GROUP * filled + line)[None, :]
