@@ -48,7 +48,7 @@ CONFIGS = {
         output_bias=True,
         attention_sinks=True,
         windows=(20, None),
-        experts=Experts(12, 4, 128, has_biases=True, activation=ClampedSwiGLU()),
+        experts=Experts(8, 4, 64, has_biases=True, activation=ClampedSwiGLU()),
     ),
     "gemma2": replace(GEMMA, architecture="gemma2", attention_cap=3.0, logit_cap=5.0),
     "gemma3": replace(GEMMA, architecture="gemma3_text", local_rope_theta=100.0),
