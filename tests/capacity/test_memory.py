@@ -60,6 +60,15 @@ def test_all_experts_of_a_mixture_are_in_memory_however_few_a_step_reads(shape: 
     assert ModelBytes(SHAPES[shape]).read_bytes_of(1) < memory.weight_bytes / 2
 
 
+@pytest.mark.parametrize(("shape", "gb"), [("gpt-oss-20b", 13.75), ("gpt-oss-120b", 65.17)])
+def test_experts_in_mxfp4_take_a_quarter_and_all_else_stays_wide(shape: str, gb: float) -> None:
+    """One card of 80 GB holds the larger one, with a cache."""
+    model = ModelBytes(SHAPES[shape], Formats("mxfp4"))
+    assert model.stored_bytes / 1e9 == pytest.approx(gb, abs=0.01)
+    assert model.read_bytes_of(1) < model.stored_bytes / 2
+    assert kv_tokens_that_fit(SHAPES[shape], hardware()["h100"], formats=Formats("mxfp4")) > 100_000
+
+
 def test_a_cache_of_integers_has_a_scale_for_each_head() -> None:
     config = SHAPES["llama8b"]
     wide, small = (ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token for kv in ("bfloat16", "int8"))

@@ -222,3 +222,11 @@ def test_a_recurrent_state_is_split_by_heads_and_never_by_tokens() -> None:
     assert hybrid.linear is not None
     few = replace(hybrid, linear=replace(hybrid.linear, num_key_heads=2, num_value_heads=4))
     assert "2 heads of linear attention cannot be split over 4 ranks" in str(split_obstacle(few, Parallelism(tp=4)))
+
+
+def test_groups_of_experts_in_mxfp4_are_not_cut() -> None:
+    """Where they would be, whole experts are shared out."""
+    config = SHAPES["gpt-oss-20b"]
+    assert splits_over(config, 2) == Parallelism(tp=2)
+    assert splits_over(config, 4) == Parallelism(tp=4, ep=4)
+    assert "720 for each, and groups of 32" in str(split_obstacle(config, Parallelism(tp=4)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from penstock.core.model_config import (
     AttentionTemperature,
+    ClampedSwiGLU,
     Experts,
     LatentAttention,
     LinearAttention,
@@ -62,6 +63,16 @@ CONFIGS = {
         experts=Experts(12, 4, 96, normalized=False, shared_intermediate_size=160, dense_layers=(1,)),
     ),
     "qwen3-moe": replace(SHAPE, architecture="qwen3_moe", experts=Experts(40, 8, 64)),
+    "gpt-oss": replace(
+        SHAPE,
+        architecture="gpt_oss",
+        num_heads=8,
+        attention_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        windows=(20, None),
+        experts=Experts(8, 4, 64, has_biases=True, activation=ClampedSwiGLU()),
+    ),
     "gemma2": replace(GEMMA, architecture="gemma2", attention_cap=3.0, logit_cap=5.0),
     "gemma3": replace(GEMMA, architecture="gemma3_text", local_rope_theta=100.0),
     "phi3": replace(PHI, windows=(24, 24)),

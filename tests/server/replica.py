@@ -169,6 +169,7 @@ def serving(
     restores: dict[str, str] | None = None,
     generates: bool = True,
     template: str = CHAT,
+    tokenizer: Tokenizer | None = None,
     may_return: threading.Event | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     **options: Any,
@@ -176,7 +177,7 @@ def serving(
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
     `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may;
     `sleep`: before it is started again."""
-    tokenizer = _tokenizer()
+    tokenizer = tokenizer or _tokenizer()
     vocab_size = tokenizer.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()

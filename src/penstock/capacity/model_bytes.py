@@ -27,8 +27,16 @@ class ModelBytes:
     def read_bytes(self) -> int:
         """Weights that a step of many tokens reads: all but the embedding, of which it reads a few rows. A tied one is
         the head."""
-        dtype_bytes = BYTES[self.formats.dtype]
-        return int(BYTES[self.formats.weights] * self.linear_parameters + dtype_bytes * self.head_parameters)
+        return int(self.linear_bytes + BYTES[self.formats.dtype] * self.head_parameters)
+
+    @property
+    def linear_bytes(self) -> float:
+        """Of all linears. In MXFP4 are the experts alone."""
+        small, rest = self.linear_parameters, 0
+        if self.formats.weights == "mxfp4":
+            small = self.config.num_expert_parameters
+            rest = self.linear_parameters - small
+        return BYTES[self.formats.weights] * small + BYTES[self.formats.dtype] * rest
 
     @property
     def expert_bytes(self) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
 from penstock.core.model_config import (
     AttentionTemperature,
+    ClampedSwiGLU,
     Experts,
     LatentAttention,
     LinearAttention,
@@ -59,6 +61,7 @@ def _shape(
     context: int = 131_072,
     family: str = "llama",
     experts: Experts | None = None,
+    **more: Any,
 ) -> ModelConfig:
     return ModelConfig(
         architecture=family,
@@ -73,6 +76,25 @@ def _shape(
         rope_theta=500_000.0,
         tied_embeddings=tied,
         experts=experts,
+        **more,
+    )
+
+
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    return _shape(
+        2880,
+        2880,
+        layers,
+        64,
+        64,
+        vocab=201_088,
+        family="gpt_oss",
+        experts=Experts(experts, 4, 2880, has_biases=True, activation=ClampedSwiGLU()),
+        windows=(128, None) * (layers // 2),
+        attention_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        quantization="mxfp4",
     )
 
 
@@ -189,6 +211,8 @@ SHAPES = {
     "qwen3.5-35b-a3b": _hybrid(
         2048, 512, 40, kv_heads=2, vocab=248_320, family="qwen3_5_moe_text", experts=Experts(256, 8, 512, True, 512)
     ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.parallelism import Parallelism
 
+_MXFP4_GROUP = 32  # inputs
 MAX_RANKS = 16  # up to here, what would work instead is looked for
 
 
@@ -111,6 +112,11 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
             why = f"{size // tp:,} for each, and groups of {groups.size} inputs would be cut"
             yield Obstacle(f"{name} of {size:,}", among, why)
     experts = config.experts
+    if experts is not None and parallelism.ep == 1 and config.quantization == "mxfp4":
+        own, left = divmod(experts.intermediate_size, tp)
+        if not left and own % _MXFP4_GROUP:
+            why = f"{own:,} for each, and groups of {_MXFP4_GROUP} inputs (MXFP4) would be cut"
+            yield Obstacle(f"the experts' intermediate size of {experts.intermediate_size:,}", among, why)
     if experts is not None and parallelism.ep > experts.count:
         yield Obstacle(f"{experts.count} experts", among)
 

@@ -270,7 +270,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
-    quantization: Literal["fp8", "int8", "int4", "w8a8"] | None = None
+    quantization: Literal["fp8", "int8", "int4", "w8a8", "mxfp4"] | None = None
 
     @property
     def stream_scale(self) -> float:

@@ -82,7 +82,7 @@ def rank_reads(
         own = ModelBytes(replace(largest, num_heads=heads, num_kv_heads=kv_heads), formats)
         layers = len(stages[stage]) / config.num_layers
         is_last = stage == parallelism.pp - 1
-        weights = BYTES[formats.weights] * own.linear_parameters * layers
+        weights = own.linear_bytes * layers
         head = BYTES[formats.dtype] * own.head_parameters if is_last else 0
         kv = kv_token_bytes * layers * kv_heads / config.num_kv_heads / parallelism.sp
         found.append(RankReads(round(weights + head), round(kv)))

@@ -83,7 +83,7 @@ class HFCheckpoint:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), None, name)
+            return place.stored(self._tensors, None, name)
         if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
@@ -93,7 +93,7 @@ class HFCheckpoint:
 
     def stored_part(self, name: str, part: Part) -> Stored:
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), part, name)
+            return place.stored(self._tensors, part, name)
         if self._scheme is None or self._is_plain(name):
             return self.stored(name).part(part, name)
         return self._scheme.stored_part(name, self._tensors, part)

@@ -21,6 +21,7 @@ LOW_BIT = {4: 3, 8: 4}  # the places behind them: linear weights of so many bits
 CACHED_INT8 = (5, 6)  # and behind those: a cache of 8-bit integers, as fast as it can be, and for any processor
 LOW_BIT_CENTRED = {4: 7, 8: 8}  # weights that count from the middle, without minimums
 LOW_BIT_FINE = 9  # of 8 bits, with a scale and a minimum for every 16
+LOW_BIT_MXFP4 = 10  # numbers of 4 bits, looked up, with a power of two for every 32
 GROUP = 32  # columns of a low-bit weight that share a scale; a multiple of it, or half of it if need be
 MAX_HEAD_DIM = 576
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.errors import ConfigError
 from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
@@ -59,6 +59,7 @@ from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 from penstock.model.sequence import TokenSplit
 
 if TYPE_CHECKING:
@@ -120,11 +121,9 @@ class TritonOps:
         is_part: bool = False,
         activation: Activation = "silu",
     ) -> ExpertLinears:
-        if activation != "silu":
-            raise ModelUnsupported("experts with a clamped SwiGLU run on a CPU only")
-        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
+        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight, Mxfp4Weight)
         keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
-        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps)
+        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps, activation)
         return replace(stacks, is_part=is_part)
 
     def route(
