@@ -129,8 +129,13 @@ def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:
         ("  input: {template: x}", "3: 'input' is no name for a step: it means something else in edges"),
         ("  A-b: {template: x}", "3: 'A-b' is no name for a step: lower-case letters, digits and _, beginning with a "
          "letter"),
-        ("  a: {model: m}", "3: step 'a': a chat needs messages, a prompt, or both"),
-        ("  a: {model: m, task: embeddings, prompt: x}", "3: step 'a': embeddings needs a text"),
+        ("  a: {model: m}", "3: step 'a': chat needs messages or prompt"),
+        ("  a: {model: m, task: embeddings}", "3: step 'a': embeddings needs text"),
+        ("  a: {model: m, task: embeddings, prompt: x}", "3: step 'a': 'prompt' is not for embeddings"),
+        ("  a: {model: m, task: rerank, query: input.text}", "3: step 'a': rerank needs documents: a list of texts"),
+        ("  a: {model: m, task: rerank, query: input.text, documents: input.text}", "3: step 'a': edge 'input.text' is "
+         "text, and list of text is wanted"),
+        ("  a: {model: m, prompt: x, query: input.text}", "3: step 'a': 'query' is not for chat"),
         ("  a: {model: m, prompt: x, parameters: {stream: true}}", "3: step 'a': 'stream' is set by the step itself, "
          "not by its parameters"),
         ("  a: {model: m, prompt: x, choice: [a], schema: {}}", "3: step 'a': an answer is one of a choice, or by a "

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.tracing import Traces
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.spans import Kind, Roots, Sampling, Span
@@ -93,6 +94,65 @@ def test_a_template_and_a_model_answer_as_one(tmp_path: Path, stream: bool) -> N
         assert [model.id for model in gateway.openai.models.list()] == ["small", "large", "asked"]
         eventually(lambda: [usage.requests for usage in gateway.ledger.usages] == [0, 1])
         assert [usage.model for usage in gateway.ledger.usages] == ["small", "asked"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("last", ['{model: small, prompt: "{{ question }}"}', '{template: "so {{ question }}"}'])
+def test_the_answer_tells_what_each_step_used_if_asked(tmp_path: Path, stream: bool, last: str) -> None:
+    text = f"""
+        name: asked
+        steps:
+          question: {{model: small, prompt: "{{{{ input.text }}}}"}}
+          answer: {last}
+    """
+    with providing() as provider, serving(tmp_path, text, provider) as gateway:
+        found: Any = ask(gateway, stream=stream, extra_body={"include_steps": True})
+        if stream:
+            *_, found = found
+            assert not found.choices
+        steps = found.model_dump()["steps"]
+        assert [(one["step"], one["outcome"]) for one in steps] == [("question", "ok"), ("answer", "ok")]
+        assert all(one["seconds"] >= 0 for one in steps)
+        used = [one["usage"]["total_tokens"] for one in steps if one["kind"] == "model"]
+        assert sum(used) == found.usage.total_tokens == 4 * len(used)
+        assert all("include_steps" not in body for body in provider.asked)
+        with pytest.raises(openai.BadRequestError):
+            ask(gateway, extra_body={"include_steps": "all"})
+
+
+def test_a_pipeline_can_be_served_when_the_models_of_its_steps_can(tmp_path: Path) -> None:
+    with (
+        providing() as small,
+        providing() as large,
+        serving(tmp_path, FOUR_CALLS, small, large, clock=ManualClock()) as gateway,
+    ):
+        assert gateway.call(lambda: gateway.app.can_serve("asked"))
+        (gone,) = [one for one in gateway.app.replicas.values() if one.model == "large"]
+
+        def leave() -> None:
+            gone.health.is_in = False
+            gateway.app.replicas.changed(gone)
+
+        gateway.call(leave)
+        assert not gateway.call(lambda: gateway.app.can_serve("asked"))
+        assert gateway.call(lambda: gateway.app.can_serve("small"))
+
+
+def test_lines_of_the_request_log_tell_steps_from_the_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.gateway.request")
+    with (
+        RequestLog() as log,
+        providing() as provider,
+        serving(tmp_path, TWO_STEPS, provider, recorder=GatewayRecorder(log)) as gateway,
+    ):
+        ask(gateway)
+        eventually(gateway.is_idle)
+        eventually(lambda: num_open(gateway) == 0)
+    step, whole = "\n".join(caplog.messages).splitlines()
+    assert re.search(r"model=asked .* steps=2 ", whole)
+    id_ = re.search(r" id=(\w+) ", whole)
+    assert id_ is not None
+    assert f" step_of={id_[1]} " in step
 
 
 # -- limits

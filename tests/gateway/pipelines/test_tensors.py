@@ -105,7 +105,8 @@ def test_an_answer_that_is_none_is_told(tmp_path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ("text: input.text", "a model of tensors has 1 to 64 inputs"),
+        ("tensor: x", "tensors needs inputs"),
+        ("text: input.text", "'text' is not for tensors"),
         ("inputs: {x: {value: row}}", "edge 'row' is vector, and the datatype of tensor 'x' is BYTES"),
         (
             "inputs: {x: {value: input.text, datatype: FP32}}",

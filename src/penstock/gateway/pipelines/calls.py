@@ -21,6 +21,7 @@ class Call(msgspec.Struct, frozen=True):
     messages: tuple[Any, ...] = ()
     texts: tuple[str, ...] = ()
     is_list: bool = False  # of texts; else there is one
+    query: str = ""  # that texts are ranked by
     arguments: dict[str, Any] = {}
 
 
@@ -44,4 +45,5 @@ def call_of(step: Model | Python, scope: Values, *, is_answer: bool) -> Call:
     found = value_at(step.text, scope)
     is_list = isinstance(found, list | tuple)
     texts = tuple(map(as_text, found)) if is_list else (as_text(found),)
-    return Call(step, False, texts=texts, is_list=is_list)
+    query = as_text(value_at(step.query, scope)) if step.query is not None else ""
+    return Call(step, False, texts=texts, is_list=is_list, query=query)

@@ -36,6 +36,7 @@ from penstock.gateway.pipelines.template import Template
 from penstock.gateway.pipelines.types import (
     ANY_JSON,
     MESSAGES,
+    RANKING,
     TEXT,
     Json,
     Labels,
@@ -113,7 +114,12 @@ class _Checker:
         if step.messages is not None:
             _expect(_edge_type(step.messages, scope, "messages"), MESSAGES, step.messages, "messages")
         if step.text is not None:
-            kind = _edge_type(step.text, scope, "text")
+            param = "documents" if step.query is not None else "text"
+            kind = _edge_type(step.text, scope, param)
+            if step.query is not None:
+                _expect(_edge_type(step.query, scope, "query"), TEXT, step.query, "query")
+                _expect(kind, ListOf(TEXT), step.text, param)
+                return RANKING
             is_list = fits(kind, ListOf(TEXT))
             if not is_list:
                 _expect(kind, TEXT, step.text, "text")

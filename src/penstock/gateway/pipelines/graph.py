@@ -74,6 +74,7 @@ class Task(StrEnum):
     COMPLETION = "completion"
     EMBEDDINGS = "embeddings"
     CLASSIFICATION = "classification"
+    RERANK = "rerank"
     TENSORS = "tensors"
 
     @property
@@ -97,7 +98,8 @@ class Model(Step):
     system: Template | None = None
     prompt: Template | None = None
     messages: Edge | None = None
-    text: Edge | None = None  # of embeddings and classification: a text, or a list of them
+    text: Edge | None = None  # of embeddings and classification: a text, or a list of them; of rerank: the documents
+    query: Edge | None = None  # of rerank
     choice: tuple[str, ...] = ()  # guided: the answer is one of these
     schema: Schema | None = None  # guided: it is JSON by this schema
     parameters: Mapping[str, Any] = field(default_factory=dict)  # sent with each request

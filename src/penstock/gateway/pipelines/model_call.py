@@ -35,6 +35,7 @@ PATHS = {
     Task.COMPLETION: COMPLETION_PATH,
     Task.EMBEDDINGS: b"/v1/embeddings",
     Task.CLASSIFICATION: b"/classify",
+    Task.RERANK: b"/v1/rerank",
     Task.TENSORS: TENSORS_PATH.encode(),
 }
 # Fields of a client's request that the step which answers is sent, unless its `forward` says otherwise.
@@ -58,6 +59,8 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
         body["messages"] = call.messages
     elif step.task is Task.COMPLETION:
         body["prompt"] = call.prompt
+    elif step.task is Task.RERANK:
+        body |= {"query": call.query, "documents": call.texts}
     else:
         body["input"] = list(call.texts) if call.is_list else call.texts[0]
     forward = step.forward if step.forward is not None else FORWARDED if call.is_answer else ()
@@ -221,6 +224,11 @@ class ModelCall:
         found = [_label_of(one) for one in sorted(document["data"], key=lambda one: one["index"])]
         return self._one_or_all(found)
 
+    def _read_ranking(self, document: dict[str, Any]) -> Any:
+        """Best first; as few as were asked for."""
+        ranked = [(one["index"], one["relevance_score"]) for one in document["results"]]
+        return [{"index": index, "score": score, "text": self.call.texts[index]} for index, score in ranked]
+
     def _one_or_all(self, found: list[Any]) -> Any:
         if len(found) != len(self.call.texts):
             raise StepFailed(f"it answered {len(found)} of {len(self.call.texts)} texts", reason="wrong_result")
@@ -256,6 +264,7 @@ _SHAPES: dict[Task, Callable[[ModelCall, dict[str, Any]], Any]] = {
     Task.COMPLETION: ModelCall._read_completion,
     Task.EMBEDDINGS: ModelCall._read_vectors,
     Task.CLASSIFICATION: ModelCall._read_labels,
+    Task.RERANK: ModelCall._read_ranking,
 }
 
 

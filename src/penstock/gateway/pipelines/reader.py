@@ -88,11 +88,13 @@ class _TensorSpec:
 @dataclass(frozen=True)
 class _ModelSpec(_Common):
     model: Annotated[str, Meta(min_length=1, max_length=256)] = ""
-    task: Literal["chat", "completion", "embeddings", "classification", "tensors"] = "chat"
+    task: Literal["chat", "completion", "embeddings", "classification", "rerank", "tensors"] = "chat"
     system: str | None = None
     prompt: str | None = None
     messages: str | None = None
     text: str | None = None
+    query: str | None = None
+    documents: str | None = None
     choice: Annotated[list[str], Meta(max_length=1000)] = field(default_factory=list)
     schema: dict[str, Any] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -157,8 +159,20 @@ _SPECS: dict[str, type[_Common]] = {
     "map": _MapSpec,
     "steps": _BlockSpec,
 }
+# Keys of a model step that are for some tasks only: those that each takes, and those of which it needs one.
+_KEYS: dict[Task, tuple[frozenset[str], tuple[str, ...]]] = {
+    Task.CHAT: (frozenset(("system", "prompt", "messages", "choice", "schema", "forward")), ("messages", "prompt")),
+    Task.COMPLETION: (frozenset(("prompt", "choice", "schema", "forward")), ("prompt",)),
+    Task.EMBEDDINGS: (frozenset(("text", "forward")), ("text",)),
+    Task.CLASSIFICATION: (frozenset(("text", "forward")), ("text",)),
+    Task.RERANK: (frozenset(("query", "documents", "forward")), ("query",)),
+    Task.TENSORS: (frozenset(("inputs", "tensor")), ("inputs",)),
+}
+_TASK_KEYS = sorted(frozenset.union(*(takes for takes, _ in _KEYS.values())))
 # What only the gateway sets in a request of a step.
-_OWN_FIELDS = frozenset(("model", "messages", "prompt", "input", "stream", "stream_options", "n", "best_of"))
+_OWN_FIELDS = frozenset(
+    ("model", "messages", "prompt", "input", "query", "documents", "stream", "stream_options", "n", "best_of")
+)
 
 
 def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineFile, Block]:
@@ -244,24 +258,16 @@ class _Reader:
 
     def _model(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec, depth: int) -> Step:
         task = Task(spec.task)
-        has_text, has_prompt = spec.text is not None, spec.prompt is not None
-        if task.generates and has_text:
-            raise ConfigError(f"'text' is for embeddings and classification; a {task} has a prompt", param="text")
-        if task is Task.CHAT and not has_prompt and spec.messages is None:
-            raise ConfigError("a chat needs messages, a prompt, or both", param="model")
-        if task is Task.COMPLETION and not has_prompt:
-            raise ConfigError("a completion needs a prompt", param="model")
+        takes, needs = _KEYS[task]
+        for key in _TASK_KEYS:
+            if getattr(spec, key) not in (None, [], {}) and key not in takes:
+                raise ConfigError(f"'{key}' is not for {task}", param=key)
+        if not any(getattr(spec, key) not in (None, {}) for key in needs):
+            raise ConfigError(f"{task} needs {' or '.join(needs)}", param="model")
+        if task is Task.RERANK and spec.documents is None:
+            raise ConfigError(f"{task} needs documents: a list of texts", param="model")
         if task is Task.TENSORS:
             return self._tensors(name, policy, output, where, spec)
-        if spec.inputs or spec.tensor is not None:
-            raise ConfigError(f"'inputs' and 'tensor' are for task: tensors, not for {task}", param="model")
-        if not task.generates and not has_text:
-            raise ConfigError(f"{task} needs a text", param="model")
-        of_chats = {"system": spec.system, "messages": spec.messages}
-        of_texts = of_chats if task is Task.COMPLETION else of_chats | {"prompt": spec.prompt} if has_text else {}
-        for key, value in (of_texts | ({"choice": spec.choice, "schema": spec.schema} if has_text else {})).items():
-            if value:
-                raise ConfigError(f"'{key}' is not for {task}", param=key)
         if spec.choice and spec.schema is not None:
             raise ConfigError("an answer is one of a choice, or by a schema, not both", param="choice")
         if spec.schema is not None:
@@ -281,7 +287,8 @@ class _Reader:
             _template(spec.system, "system"),
             _template(spec.prompt, "prompt"),
             _edge(spec.messages, "messages"),
-            _edge(spec.text, "text"),
+            _edge(spec.text, "text") or _edge(spec.documents, "documents"),
+            _edge(spec.query, "query"),
             tuple(spec.choice),
             spec.schema,
             spec.parameters,
@@ -289,12 +296,8 @@ class _Reader:
         )
 
     def _tensors(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec) -> Step:
-        if not 1 <= len(spec.inputs) <= _MAX_INNER:
+        if len(spec.inputs) > _MAX_INNER:
             raise ConfigError(f"a model of tensors has 1 to {_MAX_INNER} inputs", param="inputs")
-        others = ("system", "prompt", "messages", "text", "choice", "schema", "forward")
-        for key in others:
-            if getattr(spec, key) not in (None, []):
-                raise ConfigError(f"'{key}' is not for {Task.TENSORS}", param=key)
         if isinstance(output, types.Labels) and not output.names:
             raise ConfigError("a tensor has no names for labels: output is {labels: [a, b]}", param="output")
         if spec.tensor is None and output is not None and not isinstance(output, types.Json):

@@ -20,7 +20,7 @@ from penstock.api.openai.responses import Usage as WireUsage
 from penstock.api.sse import error_event
 from penstock.core.errors import PenstockError
 from penstock.gateway.pipelines import machine as on
-from penstock.gateway.pipelines.answer import PipelineAnswer
+from penstock.gateway.pipelines.answer import PipelineAnswer, StepUse
 from penstock.gateway.pipelines.calls import Call
 from penstock.gateway.pipelines.graph import Model, Pipeline, Python
 from penstock.gateway.pipelines.input import PipelineInput
@@ -31,6 +31,7 @@ from penstock.gateway.proxy.answer_headers import id_header
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import Arrival
 from penstock.gateway.records.facts import Ending, RequestFacts, ending_of
+from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.records.trace import PassedOn, StepVisit, Trace
 from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Exchange
@@ -160,7 +161,7 @@ class PipelineRun:
         self._answering: ModelCall | None = None  # the call whose answer is the client's
         self._request_ids: dict[int, str] = {}  # of model calls, by attempt
         self._span_ids: dict[int, str] = {}  # by attempt
-        self._usage = (0, 0, 0)  # input, output and cached tokens, as answers said
+        self._used: dict[int, TokenUsage] = {}  # by attempt, as answers said
         self._timers: dict[int, Timer] = {}
         self._actions: deque[Action] = deque()  # that are still to be done
         self._is_acting = False
@@ -234,12 +235,7 @@ class PipelineRun:
         client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data)
 
     def _add_usage(self, call: ModelCall) -> None:
-        used, (input_tokens, output_tokens, cached_tokens) = call.usage, self._usage
-        self._usage = (
-            input_tokens + used.input_tokens,
-            output_tokens + used.output_tokens,
-            cached_tokens + used.cached_tokens,
-        )
+        self._used[call.attempt] = call.usage
 
     # -- what the machine says
 
@@ -307,21 +303,43 @@ class PipelineRun:
             timer.cancel()
 
     def _end(self, action: on.Answer) -> None:
-        client, answer, usage = self._client, self._answer, WireUsage.of(*self._usage)
+        client, answer, usage = self._client, self._answer, self._usage()
+        steps = self._steps_used() if self._asked.has_steps else None
         client.watcher = None
         call = self._answering
         if call is not None and call.attempt != self.machine.answered_by:
             call = None  # another step has stood in for it
         if not self._asked.is_stream:
-            body = answer.whole(action.value, call, usage)
+            body = answer.whole(action.value, call, usage, steps)
             client.respond(200, JSON + id_header(self.arrival.id), body)
         elif client.is_started:
-            client.write(answer.end(call, usage), is_last=True)
+            client.write(answer.end(call, usage, steps), is_last=True)
         else:
             self._first_at = self._now()
-            data = answer.value(action.value) + answer.end(None, usage)
+            data = answer.value(action.value) + answer.end(None, usage, steps)
             client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data, is_last=True)
         self._settle(Ending.OK, "")
+
+    def _usage(self) -> WireUsage:
+        return _wire_usage(*self._used.values())
+
+    def _steps_used(self) -> list[StepUse]:
+        """Attempts in the order in which they began."""
+        used = self._used
+        return [
+            StepUse(
+                one.step.name,
+                one.step.kind,
+                one.outcome,
+                round(one.ended - one.began, 6),
+                one.number,
+                _wire_usage(used[one.attempt]) if one.attempt in used else None,
+            )
+            for one in sorted(self._records(), key=lambda one: one.attempt)
+        ]
+
+    def _records(self) -> list[Record]:
+        return [record for record in self.machine.records if record.step is not self.pipeline.root]
 
     def _fail(self, action: on.Fail) -> None:
         self._refuse(action.error)
@@ -353,8 +371,7 @@ class PipelineRun:
             whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
-        records = [record for record in self.machine.records if record.step is not self.pipeline.root]
-        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in records]
+        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in self._records()]
         if isinstance(self._trace, Trace):
             self._trace.steps = steps
         first_at = self._first_at if self._asked.is_stream else None
@@ -368,6 +385,7 @@ class PipelineRun:
             self.pipeline.name,
             input_tokens=sum(one.input_tokens for one in costs.values()),
             output_tokens=sum(one.output_tokens for one in costs.values()),
+            cached_tokens=self._usage().prompt_tokens_details.cached_tokens,
             ttft_s=first_at - self._began if first_at is not None else None,
             total_s=now - self._began,
             route=self.pipeline.name,
@@ -407,6 +425,15 @@ class PipelineRun:
 
     def _now(self) -> float:
         return self._services.clock.now()
+
+
+def _wire_usage(*used: TokenUsage) -> WireUsage:
+    """All of them together."""
+    return WireUsage.of(
+        sum(one.input_tokens for one in used),
+        sum(one.output_tokens for one in used),
+        sum(one.cached_tokens for one in used),
+    )
 
 
 _RUN: dict[type[Action], Callable[[PipelineRun, Any], None]] = {

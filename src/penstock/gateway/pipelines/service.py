@@ -89,9 +89,12 @@ class PipelineService:
         self._services = RunServices(gateway.clock, gateway.services.limiter, gateway.services.ledger, self)
         self.use(list(self._pipelines.values()))
 
-    def use(self, pipelines: Iterable[Pipeline]) -> None:
-        """Takes pipelines for requests that come; runs that go on end as they began."""
+    def use(self, pipelines: Iterable[Pipeline]) -> bool:
+        """Takes pipelines for requests that come; runs that go on end as they began. Returns whether any of their files
+        has changed, those of Python steps among them."""
+        files = [pipeline.file.values for pipeline in self._pipelines.values()]
         self._pipelines = {pipeline.name: pipeline for pipeline in pipelines}
+        has_changed = files != [pipeline.file.values for pipeline in self._pipelines.values()]
         before, self._pools = self._pools, {}
         for pipeline in self._pipelines.values():
             for step in pipeline.python_steps:
@@ -101,9 +104,11 @@ class PipelineService:
                     del before[place]
                     self._pools[place] = known
                 else:
+                    has_changed = True
                     self._pools[place] = _StepPool(version, PythonPool(step, self._services.clock))
         for one in before.values():
             one.pool.retire()
+        return has_changed
 
     def close(self) -> None:
         for one in self._pools.values():
@@ -115,6 +120,11 @@ class PipelineService:
 
     def pipelines(self) -> list[Pipeline]:
         return list(self._pipelines.values())
+
+    def models(self, name: str) -> list[str]:
+        """Those that the steps of a pipeline ask, in their order."""
+        found = self._pipelines.get(name)
+        return list(found.models) if found is not None else []
 
     def counts(self) -> dict[Metric, dict[Labels, float]]:
         """What can be seen without counting."""

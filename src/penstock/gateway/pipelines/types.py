@@ -102,6 +102,8 @@ class Record(Type):
 
 
 TEXT, VECTOR, MESSAGES, ANY_JSON, ANY_LABELS = Text(), Vector(), Messages(), Json({}), Labels()
+_RANKED = {"index": {"type": "integer"}, "score": {"type": "number"}, "text": {"type": "string"}}
+RANKING = ListOf(Json({"type": "object", "properties": _RANKED, "required": list(_RANKED)}))  # best first
 
 
 class Label(msgspec.Struct, frozen=True):
