@@ -2,8 +2,8 @@
 
 It is a naive Bayes classifier over n-grams of one to four characters, which ONNX Runtime counts itself. Its input is
 `letters` INT64 [batch, 256], code points as `steps.letters` makes them; its output `languages` FP32 [batch, 5] has the
-probability of each of LABELS. It learns from `sentences.txt`, a language and a sentence in each line. It needs numpy and
-onnx.
+probability of each of LABELS. It learns from `sentences.txt`, with a language and a sentence in each line, and needs
+numpy and onnx.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ ALL_KINDS = """
               final: {model: small, task: completion, prompt: "{{ draft }} {{ both.kind.label }}"}
         fallback: {template: "I am sorry: {{ facts | tojson }}"}
 """
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+
+
+def test_the_file_that_the_page_begins_with_can_be_served(tmp_path: Path) -> None:
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "name:" in block)
+    found = written(tmp_path, text)
+    check_models(found, ["smollm2"])
+    kin = "edge 'kin.label': nothing before it is called 'kin'; did you mean 'kind'?"
+    assert problem_of(tmp_path, text.replace("branch: kind", "branch: kin.label")) == f"9: step 'answer': {kin}"
+    assert f"support.yaml:9: step 'answer': {kin}" in PAGE.read_text()
 
 
 def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:

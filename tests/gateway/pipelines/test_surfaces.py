@@ -1,4 +1,4 @@
-"""Batches whose rows ask a pipeline."""
+"""Other ways to a pipeline than a chat over HTTP: rows of batches, WebSockets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from penstock.tenancy.store import open_store
 from tests.gateway.batches.batching import batching, chat, create, ended, lines, results
 from tests.gateway.pipelines.test_served import num_open, steps_counted
 from tests.gateway.pipelines.written import written
+from tests.gateway.running import running_gateway
+from tests.gateway.test_websockets import ask, chatting, text_of, until_ended
 from tests.server.replica import Replica
 from tests.waiting import eventually
 
@@ -45,3 +47,23 @@ def test_rows_ask_a_pipeline_and_are_charged_for_its_steps(tmp_path: Path, repli
         eventually(lambda: num_open(gateway) == 0)
         eventually(lambda: steps_counted(gateway).get(("answer", "ok")) == 2)
         eventually(gateway.is_idle)
+
+
+def test_a_websocket_asks_a_pipeline(tmp_path: Path, replica_at_hand: Replica) -> None:
+    text = """
+        name: asked
+        steps:
+          first: {model: small, prompt: "{{ input.text }}", parameters: {max_tokens: 2}}
+          answer: {model: small, messages: input.messages}
+    """
+    with (
+        running_gateway(replica_at_hand, pipelines=[written(tmp_path, text)]) as gateway,
+        chatting(gateway.port) as socket,
+    ):
+        ask(socket, "one", model="asked")
+        ask(socket, "two", model="asked", max_tokens=4)
+        found = until_ended(socket, "one", "two")
+        messages = [{"role": "user", "content": "the first and the second"}]
+        assert text_of(found["one"]) == replica_at_hand.answer(messages, 12)
+        assert text_of(found["two"]) == replica_at_hand.answer(messages, 4)
+        eventually(lambda: num_open(gateway) == 0)
