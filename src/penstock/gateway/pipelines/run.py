@@ -79,7 +79,7 @@ class StepGate(Protocol):
         """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
 
     def new_id(self) -> str: ...
-    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None: ...
+    def ended(self, run: PipelineRun, facts: RequestFacts) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -392,9 +392,9 @@ class PipelineRun:
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
-            num_steps=len(steps),
+            steps=tuple(steps),
         )
-        services.gate.ended(self, facts, steps)
+        services.gate.ended(self, facts)
 
     def _visit(self, record: Record, cost: StepCost) -> StepVisit:
         step, has_spans = record.step, isinstance(self._trace, Trace)
@@ -414,6 +414,7 @@ class PipelineRun:
             cost.input_tokens,
             cost.output_tokens,
             cost.cost_nanos / NANOS,
+            self._request_ids.get(record.attempt, ""),
         )
 
     def _span_id(self, attempt: int) -> str:

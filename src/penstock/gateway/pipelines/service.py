@@ -25,7 +25,6 @@ from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.request_view import SURFACES
 from penstock.gateway.proxy.routed_request import Arrival
 from penstock.gateway.records.facts import RequestFacts
-from penstock.gateway.records.trace import StepVisit
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.catalog import Metric
 from penstock.observe.registry import Labels
@@ -196,9 +195,9 @@ class PipelineService:
             raise EngineUnavailable("its processes are gone: the pipeline has changed", retry_after_s=1.0)
         return found.pool.call(arguments, step.policy.timeout_s or PYTHON_TIMEOUT_S, done)
 
-    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None:
+    def ended(self, run: PipelineRun, facts: RequestFacts) -> None:
         assert self._gateway is not None
         self._open.discard(run)
         if run.machine.answered_by or run.machine.records:
             self._used.setdefault(run.pipeline.name, DecayingMean()).add(run.bill.tokens)
-        self._gateway.recorder.pipeline_ended(facts, steps)
+        self._gateway.recorder.pipeline_ended(facts)

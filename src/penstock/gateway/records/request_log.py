@@ -134,8 +134,8 @@ def _text(at: str, facts: RequestFacts) -> str:
         line += f" route={facts.route}"
     if facts.rule:
         line += f" rule={facts.rule}"
-    if facts.num_steps:
-        line += f" steps={facts.num_steps}"
+    if facts.steps:
+        line += f" steps={len(facts.steps)}"
     if facts.step_of:
         line += f" step_of={facts.step_of}"
     if facts.device_s is not None:
@@ -175,7 +175,7 @@ def _json(at: str, facts: RequestFacts) -> str:
             "device_ms": _rounded(facts.device_s),
             "kv_block_s": facts.kv_block_s,
             "cost": facts.cost,
-            **({"steps": facts.num_steps} if facts.num_steps else {}),
+            **({"steps": len(facts.steps)} if facts.steps else {}),
             **({"step_of": facts.step_of} if facts.step_of else {}),
             **({"fingerprint": facts.fingerprint} if facts.fingerprint else {}),
             "trace": trace.trace_id if trace is not None else None,

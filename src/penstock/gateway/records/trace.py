@@ -39,6 +39,7 @@ class StepVisit(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    request_id: str = ""  # of the request that a model step made
 
 
 class Trace:
