@@ -247,6 +247,32 @@ def test_a_step_that_takes_too_long_is_given_up_and_its_server_told(tmp_path: Pa
         assert steps_counted(gateway) == {("question", "ok"): 1, ("answer", "timeout"): 1}
 
 
+def test_a_step_that_is_given_up_is_charged_by_what_was_made(tmp_path: Path) -> None:
+    """And not by all that it might have become: its tenant did not leave."""
+    text = """
+        name: asked
+        steps:
+          both: {parallel: {slow: {model: small, prompt: x}, wrong: {model: large, prompt: x}}}
+          answer: {template: "{{ both.slow }}"}
+    """
+    with (
+        providing(dawdles=True) as slow,
+        providing(dawdles=True, status=400) as wrong,
+        serving(tmp_path, text, slow, wrong) as gateway,
+    ):
+
+        def go_wrong() -> None:
+            eventually(lambda: slow.asked)
+            wrong.may_answer.set()
+
+        with in_background(go_wrong), pytest.raises(openai.APIStatusError):
+            ask(gateway)
+        eventually(lambda: num_open(gateway) == 0)
+        eventually(lambda: [usage.model for usage in gateway.ledger.usages][-1:] == ["asked"])
+        assert sum(usage.output_tokens for usage in gateway.ledger.usages) == 0
+        slow.may_answer.set()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_the_steps_under_way(tmp_path: Path, stream: bool) -> None:
     with providing(dawdles=True) as provider, serving(tmp_path, FOUR_CALLS, provider) as gateway:

@@ -315,10 +315,10 @@ class EventReader:
         self.is_done = False
 
     def read(self, data: bytes) -> list[dict[str, Any]]:
-        """The documents that are complete. Raises EngineFailed for an event without an end."""
+        """The documents that are complete. Raises StepFailed for an event without an end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
-            raise EngineFailed("an event of the answer has no end")
+            raise StepFailed(f"an event of its answer is larger than {_MAX_EVENT_BYTES >> 20} MiB", reason="too_large")
         found = []
         for line in lines:
             if not line.startswith(b"data:"):

@@ -47,6 +47,7 @@ class StepCost(NamedTuple):
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     cost_nanos: int = 0
 
 
@@ -125,6 +126,7 @@ class RunBill:
         self.costs[request_id] = StepCost(
             before.input_tokens + usage.input_tokens,
             before.output_tokens + usage.output_tokens,
+            before.cached_tokens + usage.cached_tokens,
             before.cost_nanos + usage.cost_nanos,
         )
         self._ledger.record(replace(usage, requests=0))
@@ -265,7 +267,9 @@ class PipelineRun:
             headers |= by_name(trace.root.child(self._span_id(attempt)).headers())
         elif trace is not None:
             headers |= by_name(trace.sent("", self._now()))
-        is_stream = call.is_answer and self._asked.is_stream
+        # A stream that is given up is charged by what was made of it, a whole answer by all that it might have become.
+        generates = isinstance(call.step, Model) and call.step.task.generates
+        is_stream = generates and (self._asked.is_stream or not call.is_answer)
         request = request_of(call, self._asked.fields, is_stream=is_stream, headers=headers)
         request_id = self._request_ids[attempt] = gate.new_id()
         made = self._calls[attempt] = ModelCall(attempt, call, self)
@@ -321,11 +325,15 @@ class PipelineRun:
         self._settle(Ending.OK, "")
 
     def _usage(self) -> WireUsage:
-        return _wire_usage(*self._used.values())
+        return _wire_usage(*map(self._used_by, self._request_ids))
+
+    def _used_by(self, attempt: int) -> StepCost | TokenUsage:
+        """As it was charged; of what has just been answered, as the answer says."""
+        charged = self.bill.costs.get(self._request_ids[attempt])
+        return charged or self._used.get(attempt, NO_COST)
 
     def _steps_used(self) -> list[StepUse]:
         """Attempts in the order in which they began."""
-        used = self._used
         return [
             StepUse(
                 one.step.name,
@@ -333,7 +341,7 @@ class PipelineRun:
                 one.outcome,
                 round(one.ended - one.began, 6),
                 one.number,
-                _wire_usage(used[one.attempt]) if one.attempt in used else None,
+                _wire_usage(self._used_by(one.attempt)) if one.attempt in self._request_ids else None,
             )
             for one in sorted(self._records(), key=lambda one: one.attempt)
         ]
@@ -428,7 +436,7 @@ class PipelineRun:
         return self._services.clock.now()
 
 
-def _wire_usage(*used: TokenUsage) -> WireUsage:
+def _wire_usage(*used: StepCost | TokenUsage) -> WireUsage:
     """All of them together."""
     return WireUsage.of(
         sum(one.input_tokens for one in used),
