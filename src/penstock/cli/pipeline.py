@@ -63,7 +63,7 @@ def load_pipelines(paths: Iterable[str]) -> list[Pipeline]:
 
 def _show(pipelines: list[Pipeline], *, as_json: bool) -> None:
     from penstock.cli.store_flags import print_json
-    from penstock.gateway.pipelines.graph import Model, Python
+    from penstock.gateway.pipelines.graph import ModelStep, PythonStep
     from penstock.terminal.tables import print_table
 
     if as_json:
@@ -75,8 +75,8 @@ def _show(pipelines: list[Pipeline], *, as_json: bool) -> None:
         for step in pipeline.root.walk():
             if step is pipeline.root:
                 continue
-            what = step.model if isinstance(step, Model) else ""
-            if isinstance(step, Python):
+            what = step.model if isinstance(step, ModelStep) else ""
+            if isinstance(step, PythonStep):
                 what = f"{step.entry.file.name}:{step.entry.function}"
             rows.append([step.name, step.kind, what, str(pipeline.kinds[step.where])])
         print_table(["step", "kind", "asks", "result"], rows)

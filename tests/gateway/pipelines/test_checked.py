@@ -60,6 +60,21 @@ def test_the_file_that_the_page_begins_with_can_be_served(tmp_path: Path) -> Non
     assert f"support.yaml:9: step 'answer': {kin}" in PAGE.read_text()
 
 
+def test_a_constant_may_stand_in_for_steps_in_parallel(tmp_path: Path) -> None:
+    schema = "{type: object, properties: {a: {type: string}, b: {type: string}}, required: [a, b]}"
+    text = f"""
+        name: support
+        steps:
+          both:
+            parallel: {{a: {{template: x}}, b: {{template: y}}}}
+            fallback: {{value: {{a: "", b: ""}}, output: {{json: {schema}}}}}
+          answer: {{template: "{{{{ both.a }}}}"}}
+    """
+    assert str(written(tmp_path, text).output) == "text"
+    problem = problem_of(tmp_path, text.replace("required: [a, b]", "required: [a]"))
+    assert "it stands in for a step that makes record of a, b" in problem
+
+
 def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:
     found = written(tmp_path, ALL_KINDS, steps=PYTHON)
     kinds = {step.name: str(found.kinds[step.where]) for step in found.root.walk()}

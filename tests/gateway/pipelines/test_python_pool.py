@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import EngineUnavailable, Overloaded, PenstockError, StepFailed
-from penstock.gateway.pipelines.graph import EntryPoint, Policy, Python, PythonLimits
+from penstock.gateway.pipelines.graph import EntryPoint, Policy, PythonLimits, PythonStep
 from penstock.gateway.pipelines.python_pool import PythonPool
 from penstock.gateway.pipelines.types import ANY_JSON
 from tests.clocks import SlowClock
@@ -57,12 +57,12 @@ STEPS = """
 """
 
 
-def step(directory: Path, function: str, source: str = STEPS, **limits: Any) -> Python:
+def step(directory: Path, function: str, source: str = STEPS, **limits: Any) -> PythonStep:
     file = directory / "steps.py"
     if not file.exists():
         file.write_text(textwrap.dedent(source))
     entry = EntryPoint(file, function)
-    return Python("it", Policy(timeout_s=5.0), ANY_JSON, "steps.it", entry, {}, PythonLimits(**limits))
+    return PythonStep("it", Policy(timeout_s=5.0), ANY_JSON, "steps.it", entry, {}, PythonLimits(**limits))
 
 
 @asynccontextmanager

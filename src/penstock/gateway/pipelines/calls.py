@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.pipelines.edges import value_at
-from penstock.gateway.pipelines.graph import Model, Python, Task
+from penstock.gateway.pipelines.graph import ModelStep, PythonStep, Task
 from penstock.gateway.pipelines.types import as_text
 
 Values = Mapping[str, Any]
 
 
 class Call(msgspec.Struct, frozen=True):
-    step: Model | Python
+    step: ModelStep | PythonStep
     is_answer: bool  # its text may go to the client while it is made
     prompt: str = ""
     messages: tuple[Any, ...] = ()
@@ -25,9 +25,9 @@ class Call(msgspec.Struct, frozen=True):
     arguments: dict[str, Any] = {}
 
 
-def call_of(step: Model | Python, scope: Values, *, is_answer: bool) -> Call:
+def call_of(step: ModelStep | PythonStep, scope: Values, *, is_answer: bool) -> Call:
     """Raises StepFailed."""
-    if isinstance(step, Python):
+    if isinstance(step, PythonStep):
         return Call(step, False, arguments={name: value_at(edge, scope) for name, edge in step.inputs.items()})
     prompt = step.prompt.render(scope) if step.prompt is not None else ""
     if step.task is Task.COMPLETION:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.core.errors import InvalidRequest, UnsupportedParameter, UnsupportedTask
-from penstock.gateway.pipelines.graph import Model, Pipeline, Task
+from penstock.gateway.pipelines.graph import ModelStep, Pipeline, Task
 from penstock.gateway.pipelines.model_call import CHAT_PATH, COMPLETION_PATH
 from penstock.gateway.pipelines.types import MAX_NESTING, is_deep
 
@@ -64,7 +64,7 @@ def read_input(path: bytes, body: bytes, pipeline: Pipeline) -> PipelineInput:
 
 
 def _forwarded(pipeline: Pipeline) -> set[str]:
-    models: Iterable[Model] = (step for step in pipeline.root.walk() if isinstance(step, Model))
+    models: Iterable[ModelStep] = (step for step in pipeline.root.walk() if isinstance(step, ModelStep))
     return {name for step in models for name in step.forward or ()}
 
 

@@ -22,7 +22,7 @@ from penstock.core.errors import (
     all_errors,
 )
 from penstock.gateway.pipelines.calls import Call
-from penstock.gateway.pipelines.graph import Model, Task
+from penstock.gateway.pipelines.graph import ModelStep, Task
 from penstock.gateway.pipelines.machine import Failure
 from penstock.gateway.pipelines.tensors import read_tensors, tensor_body
 from penstock.gateway.records.token_usage import NO_TOKENS, TokenUsage, find_usage
@@ -51,7 +51,7 @@ _HEADERS_KEPT = (b"x-penstock-max-wait",)
 def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, headers: dict[bytes, bytes]) -> Request:
     """The request of a step. `client`: fields of the client's own."""
     step = call.step
-    assert isinstance(step, Model)
+    assert isinstance(step, ModelStep)
     if step.task is Task.TENSORS:
         return _request(step, headers, tensor_body(step, call.arguments), b"application/octet-stream")
     body: dict[str, Any] = {"model": step.model}
@@ -77,7 +77,7 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
     return _request(step, headers, msgspec.json.encode(body), b"application/json")
 
 
-def _request(step: Model, headers: dict[bytes, bytes], data: bytes, content_type: bytes) -> Request:
+def _request(step: ModelStep, headers: dict[bytes, bytes], data: bytes, content_type: bytes) -> Request:
     typed = {b"content-type": content_type, b"content-length": b"%d" % len(data)}
     return Request(b"POST", PATHS[step.task], headers | typed, data)
 
@@ -202,8 +202,8 @@ class ModelCall:
         self._finish(_read_document(self, document))
 
     @property
-    def model(self) -> Model:
-        assert isinstance(self.call.step, Model)
+    def model(self) -> ModelStep:
+        assert isinstance(self.call.step, ModelStep)
         return self.call.step
 
     def _read_chat(self, document: dict[str, Any]) -> Any:

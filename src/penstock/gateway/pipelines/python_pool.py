@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from penstock.core.errors import EngineUnavailable, Overloaded, PenstockError, StepFailed
-from penstock.gateway.pipelines.graph import Python
+from penstock.gateway.pipelines.graph import PythonStep
 from penstock.gateway.pipelines.python_process import MAX_FRAME_BYTES
 from penstock.http import clock as clocks
 from penstock.http.clock import Timer, TimerClock
@@ -84,9 +84,9 @@ class PythonJob:
 class PythonPool:
     def __init__(
         self,
-        step: Python,
+        step: PythonStep,
         clock: TimerClock,
-        start: Callable[[Python], Awaitable[Started]] | None = None,
+        start: Callable[[PythonStep], Awaitable[Started]] | None = None,
     ) -> None:
         """`start`: of a process; None: a real one."""
         self.step = step
@@ -261,7 +261,7 @@ class PythonPool:
         return None
 
 
-async def start_process(step: Python) -> Started:
+async def start_process(step: PythonStep) -> Started:
     ours, theirs = socket.socketpair()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -286,7 +286,7 @@ async def start_process(step: Python) -> Started:
     return Started(process, ours)
 
 
-def environment_of(step: Python) -> dict[str, str]:
+def environment_of(step: PythonStep) -> dict[str, str]:
     """No key of the gateway's is in it, unless the step names it."""
     names = (*_PASSED_ON, *step.limits.env)
     found = {name: os.environ[name] for name in names if name in os.environ}

@@ -21,26 +21,26 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from penstock.core.config import build, nearest
+from penstock.core.config import build, suggestion
 from penstock.core.errors import ConfigError
 from penstock.gateway.pipelines import types
+from penstock.gateway.pipelines.edges import Edge
 from penstock.gateway.pipelines.graph import (
     RESERVED,
-    Block,
-    Branch,
-    Constant,
-    Edge,
+    BlockStep,
+    BranchStep,
     EntryPoint,
-    FillIn,
-    Map,
-    Model,
-    Parallel,
+    MapStep,
+    ModelStep,
+    ParallelStep,
     Policy,
-    Python,
     PythonLimits,
+    PythonStep,
     Step,
     Task,
+    TemplateStep,
     TensorInput,
+    ValueStep,
 )
 from penstock.gateway.pipelines.template import Template, parse
 from penstock.gateway.pipelines.types import Type, read_value, type_of_schema
@@ -175,7 +175,7 @@ _OWN_FIELDS = frozenset(
 )
 
 
-def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineFile, Block]:
+def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineFile, BlockStep]:
     """`directory`: of the file, where those of Python steps are looked for. Raises ConfigError."""
     file = build(PipelineFile, values)
     policy = Policy(timeout_s=file.timeout_s)
@@ -184,7 +184,7 @@ def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineF
 
 
 @contextmanager
-def of_step(name: str, where: str) -> Iterator[None]:
+def naming_step(name: str, where: str) -> Iterator[None]:
     """Has an error from inside name the step, and the setting that it is about."""
     try:
         yield
@@ -203,7 +203,7 @@ class _Reader:
         self._num_steps = 0
 
     def step(self, name: str, values: object, where: str, depth: int) -> Step:
-        with of_step(name, where):
+        with naming_step(name, where):
             if not isinstance(values, Mapping):
                 raise ConfigError("a step is a mapping: model, template, python, branch, parallel, map, steps or value")
             if depth > _MAX_DEPTH:
@@ -235,7 +235,7 @@ class _Reader:
         where: str,
         result_key: str = "result",
         depth: int = 0,
-    ) -> Block:
+    ) -> BlockStep:
         prefix = f"{where}." if where else ""
         if not 1 <= len(steps) <= _MAX_INNER:
             raise ConfigError(f"there are 1 to {_MAX_INNER} steps, not {len(steps)}", param=f"{prefix}steps")
@@ -244,10 +244,10 @@ class _Reader:
         inner = self._inner(name, steps, f"{prefix}steps", depth)
         chosen = result if result is not None else next(reversed(inner))
         if chosen not in inner:
-            hint = nearest(chosen, inner)
-            suggestion = f"; did you mean '{hint}'?" if hint else ""
-            raise ConfigError(f"{result_key}: there is no step '{chosen}'{suggestion}", param=f"{prefix}{result_key}")
-        return Block(name, policy, output, where, tuple(inner.values()), tuple(inner), chosen)
+            raise ConfigError(
+                f"{result_key}: there is no step '{chosen}'{suggestion(chosen, inner)}", param=f"{prefix}{result_key}"
+            )
+        return BlockStep(name, policy, output, where, tuple(inner.values()), tuple(inner), chosen)
 
     def _inner(self, name: str, steps: Mapping[str, Any], where: str, depth: int) -> dict[str, Step]:
         prefix = f"{name}." if name else ""
@@ -277,7 +277,7 @@ class _Reader:
             raise ConfigError(f"'{key}' is set by the step itself, not by its parameters", param=f"parameters.{key}")
         for key in set(spec.forward or ()) & _OWN_FIELDS:
             raise ConfigError(f"'{key}' is set by the step itself, not by the client", param="forward")
-        return Model(
+        return ModelStep(
             name,
             policy,
             output,
@@ -307,7 +307,7 @@ class _Reader:
             edge = _edge(said.value, f"inputs.{one}.value")
             assert edge is not None
             inputs[one] = TensorInput(edge, said.datatype, tuple(said.shape))
-        return Model(
+        return ModelStep(
             name,
             policy,
             output,
@@ -324,14 +324,14 @@ class _Reader:
     ) -> Step:
         found = _template(spec.template, "template")
         assert found is not None
-        return FillIn(name, policy, output, where, found)
+        return TemplateStep(name, policy, output, where, found)
 
     def _value(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ValueSpec, depth: int) -> Step:
         kind = output or (types.TEXT if isinstance(spec.value, str) else types.ANY_JSON)
         value, problem = read_value(spec.value, kind)
         if problem is not None:
             raise ConfigError(f"the value is no {kind}: {problem}", param="value")
-        return Constant(name, policy, kind, where, value)
+        return ValueStep(name, policy, kind, where, value)
 
     def _python(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _PythonSpec, depth: int
@@ -349,7 +349,7 @@ class _Reader:
         edges = {argument: edge for argument, edge in inputs.items() if edge is not None}
         if policy.timeout_s is None:
             policy = replace(policy, timeout_s=PYTHON_TIMEOUT_S)
-        return Python(name, policy, output, where, EntryPoint(path.absolute(), function), edges, limits)
+        return PythonStep(name, policy, output, where, EntryPoint(path.absolute(), function), edges, limits)
 
     def _branch(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _BranchSpec, depth: int
@@ -365,7 +365,7 @@ class _Reader:
             default = self.step(f"{name}.default", spec.default, f"{where}.default", depth + 1)
         on = _edge(spec.branch, "branch")
         assert on is not None
-        return Branch(name, policy, output, where, on, cases, default)
+        return BranchStep(name, policy, output, where, on, cases, default)
 
     def _parallel(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _ParallelSpec, depth: int
@@ -374,7 +374,7 @@ class _Reader:
             raise ConfigError(f"parallel has 1 to {_MAX_INNER} steps", param="parallel")
         for one in spec.parallel:
             _check_name(one, f"{where}.parallel.{one}")
-        return Parallel(name, policy, output, where, self._inner(name, spec.parallel, f"{where}.parallel", depth))
+        return ParallelStep(name, policy, output, where, self._inner(name, spec.parallel, f"{where}.parallel", depth))
 
     def _map(self, name: str, policy: Policy, output: Type | None, where: str, spec: _MapSpec, depth: int) -> Step:
         if not spec.step:
@@ -382,16 +382,15 @@ class _Reader:
         over = _edge(spec.map, "map")
         assert over is not None
         step = self.step(f"{name}.step", spec.step, f"{where}.step", depth + 1)
-        return Map(name, policy, output, where, over, step, spec.at_once, spec.max_items)
+        return MapStep(name, policy, output, where, over, step, spec.at_once, spec.max_items)
 
 
 def _wrong_kind(kinds: list[str], values: Mapping[str, Any]) -> str:
     if kinds:
         return f"a step is one thing, not {' and '.join(kinds)}"
     known = {one.name for spec in _SPECS.values() for one in fields(spec)}
-    hints = [hint for key in values if key not in known and (hint := nearest(str(key), _SPECS)) is not None]
-    suggestion = f"; did you mean '{hints[0]}'?" if hints else ""
-    return f"it says nothing of what to run: one of {', '.join(_SPECS)}{suggestion}"
+    hints = [hint for key in values if key not in known and (hint := suggestion(str(key), _SPECS))]
+    return f"it says nothing of what to run: one of {', '.join(_SPECS)}{hints[0] if hints else ''}"
 
 
 def _check_name(name: object, where: str) -> None:
@@ -442,9 +441,7 @@ def read_type(said: object) -> Type:
     if isinstance(said, str):
         if said in _PLAIN_TYPES:
             return _PLAIN_TYPES[said]
-        hint = nearest(said, (*_PLAIN_TYPES, "list"))
-        suggestion = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"'{said[:40]}' is no type{suggestion}", param="output")
+        raise ConfigError(f"'{said[:40]}' is no type{suggestion(said, (*_PLAIN_TYPES, 'list'))}", param="output")
     if isinstance(said, Mapping) and len(said) == 1:
         ((kind, of),) = said.items()
         reader = _TYPE_READERS.get(kind)
@@ -487,9 +484,9 @@ def check_function(path: Path, function: str, arguments: tuple[str, ...]) -> Non
     named = [one for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = next((one for one in named if one.name == function), None)
     if found is None:
-        hint = nearest(function, [one.name for one in named])
-        suggestion = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"{path.name} has no function '{function}'{suggestion}")
+        raise ConfigError(
+            f"{path.name} has no function '{function}'{suggestion(function, [one.name for one in named])}"
+        )
     if isinstance(found, ast.AsyncFunctionDef):
         raise ConfigError(f"'{function}' is async: a step's process calls one plain function at a time")
     own = found.args
@@ -500,8 +497,6 @@ def check_function(path: Path, function: str, arguments: tuple[str, ...]) -> Non
         raise ConfigError(f"'{function}' has arguments without names, and inputs have names")
     for one in arguments:
         if one not in known and own.kwarg is None:
-            hint = nearest(one, known)
-            suggestion = f"; did you mean '{hint}'?" if hint else ""
-            raise ConfigError(f"'{function}' has no argument '{one}'{suggestion}")
+            raise ConfigError(f"'{function}' has no argument '{one}'{suggestion(one, known)}")
     if missing := [one for one in known if one not in arguments and one not in optional]:
         raise ConfigError(f"'{function}' needs an input '{missing[0]}'")

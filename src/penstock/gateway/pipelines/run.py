@@ -22,9 +22,9 @@ from penstock.core.errors import PenstockError
 from penstock.gateway.pipelines import machine as on
 from penstock.gateway.pipelines.answer import PipelineAnswer, StepUse
 from penstock.gateway.pipelines.calls import Call
-from penstock.gateway.pipelines.graph import Model, Pipeline, Python
+from penstock.gateway.pipelines.graph import ModelStep, Pipeline, PythonStep
 from penstock.gateway.pipelines.input import PipelineInput
-from penstock.gateway.pipelines.machine import Action, Actions, Failure, Machine, Record
+from penstock.gateway.pipelines.machine import Action, Actions, AttemptRecord, Failure, Machine
 from penstock.gateway.pipelines.model_call import ModelCall, StepExchange, headers_of, request_of
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.answer_headers import id_header
@@ -73,7 +73,7 @@ class StepGate(Protocol):
     def call(
         self,
         pipeline: Pipeline,
-        step: Python,
+        step: PythonStep,
         arguments: Mapping[str, Any],
         done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
@@ -255,7 +255,7 @@ class PipelineRun:
             self._is_acting = False
 
     def _start(self, action: on.Start) -> None:
-        if isinstance(action.call.step, Python):
+        if isinstance(action.call.step, PythonStep):
             self._start_python(action.attempt, action.call, action.call.step)
         else:
             self._start_model(action.attempt, action.call)
@@ -268,14 +268,14 @@ class PipelineRun:
         elif trace is not None:
             headers |= by_name(trace.sent("", self._now()))
         # A stream that is given up is charged by what was made of it, a whole answer by all that it might have become.
-        generates = isinstance(call.step, Model) and call.step.task.generates
+        generates = isinstance(call.step, ModelStep) and call.step.task.generates
         is_stream = generates and (self._asked.is_stream or not call.is_answer)
         request = request_of(call, self._asked.fields, is_stream=is_stream, headers=headers)
         request_id = self._request_ids[attempt] = gate.new_id()
         made = self._calls[attempt] = ModelCall(attempt, call, self)
         gate.ask(made.begin(request, self._client.peer), request_id, self._caller, self.bill)
 
-    def _start_python(self, attempt: int, call: Call, step: Python) -> None:
+    def _start_python(self, attempt: int, call: Call, step: PythonStep) -> None:
         def done(value: Any, error: PenstockError | None) -> None:
             job, now, machine = self._calls.pop(attempt, None), self._now(), self.machine
             if error is not None:
@@ -295,14 +295,14 @@ class PipelineRun:
         if call is not None:
             call.cancel()
 
-    def _wake(self, action: on.Wake) -> None:
+    def _set_timer(self, action: on.SetTimer) -> None:
         def due() -> None:
             self._timers.pop(action.timer, None)
-            self._run(self.machine.woke(action.timer, self._now()))
+            self._run(self.machine.timer_fired(action.timer, self._now()))
 
         self._timers[action.timer] = self._services.clock.call_later(action.after_s, due)
 
-    def _unwake(self, action: on.Unwake) -> None:
+    def _cancel_timer(self, action: on.CancelTimer) -> None:
         if (timer := self._timers.pop(action.timer, None)) is not None:
             timer.cancel()
 
@@ -330,7 +330,7 @@ class PipelineRun:
     def _used_by(self, attempt: int) -> StepCost | TokenUsage:
         """As it was charged; of what has just been answered, as the answer says."""
         charged = self.bill.costs.get(self._request_ids[attempt])
-        return charged or self._used.get(attempt, NO_COST)
+        return charged if charged is not None else self._used.get(attempt, NO_COST)
 
     def _steps_used(self) -> list[StepUse]:
         """Attempts in the order in which they began."""
@@ -346,7 +346,7 @@ class PipelineRun:
             for one in sorted(self._records(), key=lambda one: one.attempt)
         ]
 
-    def _records(self) -> list[Record]:
+    def _records(self) -> list[AttemptRecord]:
         return [record for record in self.machine.records if record.step is not self.pipeline.root]
 
     def _fail(self, action: on.Fail) -> None:
@@ -404,7 +404,7 @@ class PipelineRun:
         )
         services.gate.ended(self, facts)
 
-    def _visit(self, record: Record, cost: StepCost) -> StepVisit:
+    def _visit(self, record: AttemptRecord, cost: StepCost) -> StepVisit:
         step, has_spans = record.step, isinstance(self._trace, Trace)
         is_inside = record.parent != self.machine.root_attempt
         return StepVisit(
@@ -416,7 +416,7 @@ class PipelineRun:
             record.ended,
             record.outcome,
             record.reason,
-            step.model if isinstance(step, Model) else "",
+            step.model if isinstance(step, ModelStep) else "",
             record.number,
             record.is_fallback,
             cost.input_tokens,
@@ -448,8 +448,8 @@ def _wire_usage(*used: StepCost | TokenUsage) -> WireUsage:
 _RUN: dict[type[Action], Callable[[PipelineRun, Any], None]] = {
     on.Start: PipelineRun._start,
     on.Stop: PipelineRun._stop,
-    on.Wake: PipelineRun._wake,
-    on.Unwake: PipelineRun._unwake,
+    on.SetTimer: PipelineRun._set_timer,
+    on.CancelTimer: PipelineRun._cancel_timer,
     on.Answer: PipelineRun._end,
     on.Fail: PipelineRun._fail,
 }

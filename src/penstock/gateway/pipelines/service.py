@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import ConfigError, EngineUnavailable, ModelNotFound, PenstockError
 from penstock.gateway.pipelines.checker import check_models
-from penstock.gateway.pipelines.graph import Pipeline, Python
+from penstock.gateway.pipelines.graph import Pipeline, PythonStep
 from penstock.gateway.pipelines.input import read_input
 from penstock.gateway.pipelines.model_call import StepExchange
 from penstock.gateway.pipelines.python_pool import PythonPool
@@ -45,7 +45,7 @@ class _StepPool(NamedTuple):
     pool: PythonPool
 
 
-def _version_of(step: Python) -> object:
+def _version_of(step: PythonStep) -> object:
     """Changes with the operator's file, and with all that is said of the step."""
     with contextlib.suppress(OSError):
         found = step.entry.file.stat()
@@ -185,7 +185,7 @@ class PipelineService:
     def call(
         self,
         pipeline: Pipeline,
-        step: Python,
+        step: PythonStep,
         arguments: Mapping[str, Any],
         done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
