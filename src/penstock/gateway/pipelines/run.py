@@ -379,9 +379,7 @@ class PipelineRun:
             whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
-        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in self._records()]
-        if isinstance(self._trace, Trace):
-            self._trace.steps = steps
+        steps = tuple(self._visit(record, costs.get(record.attempt, NO_COST)) for record in self._records())
         first_at = self._first_at if self._asked.is_stream else None
         facts = RequestFacts(
             arrival.id,
@@ -393,14 +391,14 @@ class PipelineRun:
             self.pipeline.name,
             input_tokens=sum(one.input_tokens for one in costs.values()),
             output_tokens=sum(one.output_tokens for one in costs.values()),
-            cached_tokens=self._usage().prompt_tokens_details.cached_tokens,
+            cached_tokens=sum(one.cached_tokens for one in costs.values()),
             ttft_s=first_at - self._began if first_at is not None else None,
             total_s=now - self._began,
             route=self.pipeline.name,
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
-            steps=tuple(steps),
+            steps=steps,
         )
         services.gate.ended(self, facts)
 

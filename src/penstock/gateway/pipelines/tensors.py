@@ -16,7 +16,7 @@ from penstock.gateway.pipelines.types import Labels, Text, as_text
 
 
 def tensor_body(step: ModelStep, values: Mapping[str, Any]) -> bytes:
-    """Raises StepFailed for a value that is no tensor."""
+    """The request. Whether the values make tensors of these datatypes is for its replica to say."""
     inputs = [_tensor(name, step.tensors[name], value) for name, value in values.items()]
     body: dict[str, Any] = {"inputs": inputs}
     if step.parameters:

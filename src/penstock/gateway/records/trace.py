@@ -43,7 +43,7 @@ class StepVisit(NamedTuple):
 
 
 class Trace:
-    __slots__ = ("_roots", "began", "picks", "prefills", "root", "steps", "visits")
+    __slots__ = ("_roots", "began", "picks", "prefills", "root", "visits")
 
     def __init__(self, roots: Roots, root: Root, now: float) -> None:
         self._roots = roots
@@ -52,7 +52,6 @@ class Trace:
         self.picks: list[tuple[float, Choice]] = []
         self.visits: list[Visit] = []
         self.prefills: list[Visit] = []  # at servers that compute its prompt for another
-        self.steps: list[StepVisit] = []  # of a pipeline
 
     @property
     def trace_id(self) -> str:
