@@ -63,7 +63,7 @@ def test_the_example_works_as_it_is_written(tmp_path: Path) -> None:
         assert "answer.it" in {one["step"] for one in end.model_dump()["steps"]}
 
 
-def test_serve_has_pipelines_and_reads_them_again(tmp_path: Path) -> None:
+def test_serve_has_pipelines_reads_them_again_and_lets_runs_end(tmp_path: Path) -> None:
     pipeline = tmp_path / "asked.yaml"
     text = 'name: asked\nsteps: {answer: {model: smollm2, prompt: "Hi", parameters: {max_tokens: 3}}}'
     pipeline.write_text(text)
@@ -83,3 +83,11 @@ def test_serve_has_pipelines_and_reads_them_again(tmp_path: Path) -> None:
         pipeline.write_text(text.replace("max_tokens: 3", "max_tokens: 2"))
         server.send_signal(signal.SIGHUP)
         eventually(lambda: answer().usage.completion_tokens == 2)
+        pipeline.write_text(text.replace("max_tokens: 3", "max_tokens: 300, ignore_eos: true"))
+        server.send_signal(signal.SIGHUP)
+        eventually(lambda: reader.log().count("changed: pipelines") == 2)
+        stream = client.chat.completions.create(model="asked", messages=said("x"), stream=True)
+        next(iter(stream))
+        server.send_signal(signal.SIGTERM)  # it lets runs end
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"

@@ -120,6 +120,27 @@ def test_the_answer_tells_what_each_step_used_if_asked(tmp_path: Path, stream: b
             ask(gateway, extra_body={"include_steps": "all"})
 
 
+def test_fields_of_the_request_go_to_the_steps_that_they_are_for(tmp_path: Path) -> None:
+    text = """
+        name: asked
+        steps:
+          first: {model: small, prompt: "{{ input.text }}", parameters: {temperature: 0}}
+          seeded: {model: small, prompt: "{{ first }}", forward: [seed]}
+          answer: {model: small, prompt: "{{ seeded }}", parameters: {top_p: 0.5}}
+    """
+    with providing() as provider, serving(tmp_path, text, provider) as gateway:
+        ask(gateway, user="ada", service_tier="flex", temperature=0.7, top_p=0.9, seed=3, metadata={"a": "b"})
+        first, seeded, answer = provider.asked
+    assert {one["user"] for one in provider.asked} == {"ada"}
+    assert {one["service_tier"] for one in provider.asked} == {"flex"}
+    own = ("temperature", "top_p", "seed", "metadata")
+    assert [{key: one[key] for key in own if key in one} for one in (first, seeded, answer)] == [
+        {"temperature": 0},
+        {"seed": 3},
+        {"temperature": 0.7, "top_p": 0.5, "seed": 3},
+    ]
+
+
 def test_a_pipeline_can_be_served_when_the_models_of_its_steps_can(tmp_path: Path) -> None:
     with (
         providing() as small,

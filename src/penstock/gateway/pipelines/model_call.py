@@ -40,7 +40,8 @@ PATHS = {
 }
 # Fields of a client's request that the step which answers is sent, unless its `forward` says otherwise.
 FORWARDED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-_OF_SESSIONS = ("user", "prompt_cache_key")  # what belongs together meets the same cache
+# Those that all steps are sent that make text: what belongs together meets the same cache, and is as urgent.
+_OF_ALL = ("user", "prompt_cache_key", "service_tier", "priority")
 _MAX_BYTES = 8 << 20  # of an answer that is gathered
 _MAX_EVENT_BYTES = 2 << 20
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504, 529)
@@ -64,7 +65,7 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
     else:
         body["input"] = list(call.texts) if call.is_list else call.texts[0]
     forward = step.forward if step.forward is not None else FORWARDED if call.is_answer else ()
-    names = (*forward, *_OF_SESSIONS) if step.task.generates else forward
+    names = (*forward, *_OF_ALL) if step.task.generates else forward
     body |= {name: client[name] for name in names if client.get(name) is not None}
     if step.schema is not None:
         schema = {"name": "answer", "schema": step.schema, "strict": True}
