@@ -17,7 +17,6 @@ from penstock.core.errors import (
     BudgetExhausted,
     EngineFailed,
     PenstockError,
-    RateLimited,
     StepFailed,
     all_errors,
 )
@@ -191,7 +190,7 @@ class ModelCall:
             wait = self._headers.get(b"retry-after", b"")
             retry_after_s = float(wait) if wait.isdigit() and len(wait) < 7 else None
             error = _error_of(_decoded(body), self._status, retry_after_s)
-            is_of_tenant = isinstance(error, RateLimited | BudgetExhausted)
+            is_of_tenant = isinstance(error, BudgetExhausted)  # its rate limits are those of the whole
             may_retry = self._status in _TRY_AGAIN and not is_of_tenant
             self._fail(Failure(error, may_retry=may_retry, may_fall_back=not is_of_tenant))
             return
