@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.gateway.pipelines.graph import Pipeline
+    from penstock.gateway.settings.gateway import GatewaySettings
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +41,19 @@ def run(arguments: argparse.Namespace) -> None:
 
         file = read_config_file(arguments.config)
         with file.located():
-            settings = build(GatewaySettings, file.values)
+            settings = with_pipelines_beside(arguments.config, build(GatewaySettings, file.values))
             given = {pipeline.file.path.resolve() for pipeline in pipelines}
             pipelines += [one for one in load_pipelines(settings.pipelines) if one.file.path.resolve() not in given]
             with_pipelines(routes_of(settings.pools()), pipelines)
     elif not pipelines:
         raise ConfigError("there is nothing to check: FILE, or --config FILE of a gateway that has pipelines")
     _show(pipelines, as_json=arguments.json)
+
+
+def with_pipelines_beside(config: Path, settings: GatewaySettings) -> GatewaySettings:
+    """A gateway's settings whose pipelines are found from wherever it runs: their paths are relative to its file."""
+    paths = [str(config.absolute().parent / Path(path).expanduser()) for path in settings.pipelines]
+    return replace(settings, pipelines=paths)
 
 
 def load_pipelines(paths: Iterable[str]) -> list[Pipeline]:
@@ -55,7 +63,7 @@ def load_pipelines(paths: Iterable[str]) -> list[Pipeline]:
     found = []
     for index, path in enumerate(paths):
         try:
-            found.append(pipeline_from(read_config_file(Path(path).expanduser())))
+            found.append(pipeline_from(read_config_file(Path(path))))
         except ConfigError as error:
             raise ConfigError(error.message, param=f"pipelines.{index}") from None
     return found

@@ -167,7 +167,7 @@ def gateway_in_front(
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
-        pipelines=list(pipelines),
+        pipelines=[str(Path(path).absolute()) for path in pipelines],
         slo=settings.slo,
         telemetry=settings.telemetry,
         batches=BatchSettings(files=str(penstock_home() / "files")),

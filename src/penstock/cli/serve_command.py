@@ -24,7 +24,7 @@ examples:
   penstock serve --replicas 1..4                   # as many as the demand needs
   penstock serve --replicas prefill=1,decode=2     # long prompts apart from answers
   penstock serve smollm2 code=hf:Qwen/Qwen3-8B     # several models behind one address
-  penstock serve smollm2 --pipeline support.yaml   # and a pipeline whose steps ask it, behind a name of its own"""
+  penstock serve smollm2 --pipeline support.yaml   # and steps that ask it, behind another name"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

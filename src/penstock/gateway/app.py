@@ -473,7 +473,15 @@ class Gateway(Subscriber):
         contexts = (self.pools[share.pool].most_context for share in route.pools)
         known = max((tokens for tokens in contexts if tokens < UNBOUNDED), default=None)
         root = None if route.adapter_of else name  # where an adapter lies is its replicas' affair
-        return ModelCard(id=name, created=self._started_s, max_model_len=known, root=root, parent=route.adapter_of)
+        description = self.pipelines.description(name) if self.pipelines is not None else None
+        return ModelCard(
+            id=name,
+            created=self._started_s,
+            max_model_len=known,
+            root=root,
+            parent=route.adapter_of,
+            description=description,
+        )
 
     def route_for(self, tenant: Tenant, name: str) -> Route:
         """Raises ModelNotFound."""

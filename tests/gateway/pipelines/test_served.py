@@ -30,6 +30,7 @@ from tests.waiting import eventually
 MESSAGES: Any = [{"role": "user", "content": "Why?"}]
 TWO_STEPS = """
     name: asked
+    description: Shortly.
     steps:
       question: {template: "Answer shortly: {{ input.text }}"}
       answer: {model: small, prompt: "{{ question }}"}
@@ -91,7 +92,8 @@ def test_a_template_and_a_model_answer_as_one(tmp_path: Path, stream: bool) -> N
             assert found.usage.total_tokens == 4
         (asked,) = provider.asked
         assert asked["messages"] == [{"role": "user", "content": "Answer shortly: Why?"}]
-        assert [model.id for model in gateway.openai.models.list()] == ["small", "large", "asked"]
+        models = {model.id: model.to_dict().get("description") for model in gateway.openai.models.list()}
+        assert models == {"small": None, "large": None, "asked": "Shortly."}
         eventually(lambda: [usage.requests for usage in gateway.ledger.usages] == [0, 1])
         assert [usage.model for usage in gateway.ledger.usages] == ["small", "asked"]
 

@@ -117,8 +117,10 @@ class PipelineService:
     def num_open(self) -> int:
         return len(self._open)
 
-    def pipelines(self) -> list[Pipeline]:
-        return list(self._pipelines.values())
+    def description(self, name: str) -> str | None:
+        """As its file has it; None: there is none, or no such pipeline."""
+        found = self._pipelines.get(name)
+        return found.description or None if found is not None else None
 
     def models(self, name: str) -> list[str]:
         """Those that the steps of a pipeline ask, in their order."""
