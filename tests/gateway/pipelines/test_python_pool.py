@@ -143,19 +143,22 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
                 await one
 
 
-async def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+async def test_why_a_file_cannot_be_loaded_is_in_the_log_and_not_for_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "steps.py").write_text("import nothing_like_this\ndef double(number): ...")
     clock = SlowClock()
     async with opened(tmp_path, "double", clock) as pool:
-        with pytest.raises(StepFailed, match="nothing_like_this"):
+        with pytest.raises(StepFailed, match="^its file cannot be loaded$"):
             await call(pool, number=1)
+        assert "nothing_like_this" in caplog.text
         with pytest.raises(StepFailed, match="cannot be loaded"):  # at once: it waits for nobody
             call(pool, number=1)
         (tmp_path / "steps.py").write_text("def double(number): return number")
 
         def passes() -> bool:
             clock.advance(1.0)
-            return not pool._start_error
+            return not pool._cannot_start
 
         await eventually_async(passes)
         assert await call(pool, number=1) == 1

@@ -97,7 +97,7 @@ class PythonPool:
         self._running: set[PythonJob] = set()
         self._news = asyncio.Event()
         self._is_closed = self._is_retired = False
-        self._start_error = ""  # of the last process that did not start
+        self._cannot_start = False  # the last process could not
         self._processes: set[ProcessLike] = set()
         loop = asyncio.get_running_loop()
         self._tasks = {loop.create_task(self._work(number)) for number in range(step.limits.processes)}
@@ -115,8 +115,8 @@ class PythonPool:
         Overloaded where too many wait, and StepFailed where no process starts."""
         if self._is_closed:
             raise EngineUnavailable("the gateway is stopping", retry_after_s=_RETRY_AFTER_S)
-        if self._start_error:
-            raise StepFailed(self._start_error, reason="start")
+        if self._cannot_start:
+            raise _not_loaded()
         if len(self._waiting) >= self.step.limits.queue + self._num_free:
             raise Overloaded(
                 f"{len(self._waiting)} calls wait for its processes already",
@@ -198,7 +198,7 @@ class PythonPool:
             if not told.get("ready"):
                 self._did_not_start(told)
                 return False
-            self._start_error = ""
+            self._cannot_start = False
             while await self._next(process, reader, writer):
                 pass
             return True
@@ -215,10 +215,10 @@ class PythonPool:
         name, entry = self.step.name, self.step.entry
         problem = str(told.get("error") or "its process died before it was loaded")
         log.error("step '%s': %s cannot be loaded: %s", name, entry.file, problem)
-        self._start_error = f"its file cannot be loaded: {problem}"
+        self._cannot_start = True
         waiting, self._waiting = self._waiting, deque()
         for job in waiting:
-            job.end(None, StepFailed(self._start_error, reason="start"))
+            job.end(None, _not_loaded())
 
     async def _next(self, process: ProcessLike, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One call. Returns whether the process can take another."""
@@ -259,6 +259,11 @@ class PythonPool:
             self._news.clear()
             await self._news.wait()
         return None
+
+
+def _not_loaded() -> StepFailed:
+    """Why is in the gateway's log, and not for clients."""
+    return StepFailed("its file cannot be loaded", reason="start")
 
 
 async def start_process(step: PythonStep) -> Started:
