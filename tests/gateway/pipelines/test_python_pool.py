@@ -149,7 +149,7 @@ async def test_why_a_file_cannot_be_loaded_is_in_the_log_and_not_for_clients(
     (tmp_path / "steps.py").write_text("import nothing_like_this\ndef double(number): ...")
     clock = SlowClock()
     async with opened(tmp_path, "double", clock) as pool:
-        with pytest.raises(StepFailed, match="^its file cannot be loaded$"):
+        with pytest.raises(StepFailed, match=r"^its file cannot be loaded$"):
             await call(pool, number=1)
         assert "nothing_like_this" in caplog.text
         with pytest.raises(StepFailed, match="cannot be loaded"):  # at once: it waits for nobody
