@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.config_file import read_config_file
+from penstock.cli.pipeline import load_pipelines, with_pipelines_beside
+from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.gateway.pipelines.checker import check_models
+from penstock.gateway.pipelines.graph import Task
+from penstock.gateway.pipelines.model_call import PATHS
 from penstock.gateway.pipelines.service import with_pipelines
-from penstock.gateway.settings.gateway import ModelSettings, routes_of
+from penstock.gateway.proxy.request_view import SURFACES
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, routes_of
 from penstock.router.routes import RouteTable
 from tests.gateway.pipelines.written import problem_of, written
 
@@ -73,6 +79,17 @@ def test_a_constant_may_stand_in_for_steps_in_parallel(tmp_path: Path) -> None:
     assert str(written(tmp_path, text).output) == "text"
     problem = problem_of(tmp_path, text.replace("required: [a, b]", "required: [a]"))
     assert "it stands in for a step that makes record of a, b" in problem
+
+
+def test_the_example_can_be_served() -> None:
+    config = PAGE.parents[1] / "examples" / "pipelines" / "gateway.yaml"
+    settings = with_pipelines_beside(config, build(GatewaySettings, read_config_file(config).values))
+    routes = with_pipelines(routes_of(settings.pools()), load_pipelines(settings.pipelines))
+    assert routes.names == ["smollm2", "language", "triage", "reply"]
+
+
+def test_what_models_are_asked_is_known_to_the_gateway() -> None:
+    assert {PATHS[task] for task in Task} <= SURFACES.keys()
 
 
 def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:
