@@ -21,6 +21,7 @@ from penstock.cli.config_file import read_config_file
 from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
 from penstock.cli.model_needs import Device, needs_of, shared_device
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.core.config import build, within
@@ -68,8 +69,12 @@ def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | No
         return settings_of_models
 
 
-def serve_models(settings: Settings, models: ModelsSettings, num_processes: int = 1) -> None:
-    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway."""
+def serve_models(
+    settings: Settings, models: ModelsSettings, num_processes: int = 1, pipelines: Sequence[str] = ()
+) -> None:
+    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway;
+    `pipelines`: their files."""
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
@@ -99,7 +104,7 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
         fleet = _fleet(fleet_name, settings, models, each)
-        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared))
+        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, pipelines))
 
 
 def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettings) -> list[str]:

@@ -134,6 +134,7 @@ SURFACES = {
         Surface(b"/v1/embeddings", "embeddings", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/rerank", "rerank", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/score", "score", OPENAI, 0, b'"usage"', generates=False),
+        Surface(b"/classify", "classify", OPENAI, 0, b'"usage"', generates=False),
         _unmetered(TOKENIZE_PATHS[0], "tokenize"),
         _unmetered(DETOKENIZE_PATHS[0], "detokenize"),
         _unmetered(RENDER_PATH, "chat/completions/render"),
