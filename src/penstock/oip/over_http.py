@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from penstock.api import sse
+from penstock.api.decoding import decode
 from penstock.api.oip.answer import Generated, Refusal
 from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
 from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
@@ -36,11 +37,14 @@ logger = logging.getLogger("penstock")
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
 _ALL_STATISTICS = b"/v2/models/stats"
+_REPOSITORY, _INDEX = b"/v2/repository/", b"/v2/repository/index"
+_ORDER = re.compile(rb"/v2/repository/models/(?P<model>.+)/(?P<call>load|unload)")
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
 _MODEL = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
     rb"(?:/(?P<call>ready|infer|generate_stream|generate|config|stats))?"
 )
+_WRITES = ("infer", "generate", "generate_stream", "index", "load", "unload")
 _EVENTS = render(
     [
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,14 +64,14 @@ class Target(NamedTuple):
 
 def is_ours(path: bytes) -> bool:
     """Under /v2 there are other APIs too, such as /v2/rerank."""
-    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/"))
+    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, _REPOSITORY, b"/v2/health/"))
 
 
 def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
     exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
-    exact[_ALL_STATISTICS] = "stats"
+    exact |= {_ALL_STATISTICS: "stats", _INDEX: "index"}
     if path in exact:
         target = Target(exact[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
@@ -75,9 +79,11 @@ def target_of(request: Request) -> Target:
             unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
         )
         target = Target(call or "model", model, version)
+    elif found := _ORDER.fullmatch(path):
+        target = Target(found["call"].decode(), unquote(found["model"].decode("latin-1")))
     else:
         raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
-    allowed = _WRITE if target.call in ("infer", "generate", "generate_stream") else _READ
+    allowed = _WRITE if target.call in _WRITES else _READ
     if request.method not in allowed:
         raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
     return target
@@ -182,6 +188,13 @@ class _Answering:
                 self._exchange.respond(200, header_lines(found), found.data)
             case "infer":
                 await self._infer(model, version)
+            case "index":
+                only_ready = _read_order(body).ready
+                self._respond(await calls.repository.index(caller, only_ready=only_ready))
+            case "load" | "unload" as call:
+                order = calls.repository.load if call == "load" else calls.repository.unload
+                await order(caller, model, _read_order(body).parameters)
+                self._respond({})
             case "generate":
                 await self._generate(await self._read(lambda: from_generate(model, version, body)))
             case _:
@@ -231,6 +244,20 @@ class _Answering:
 
     def _respond(self, body: object, status: int = 200) -> None:
         self._exchange.respond(status, JSON, msgspec.json.encode(body))
+
+
+class _Order(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a call about the repository; there need not be one."""
+
+    ready: bool = False
+    parameters: dict[str, str | bool | int | float] = {}
+
+
+def _read_order(body: bytes) -> _Order:
+    return decode(_orders, body) if body.strip() else _Order()
+
+
+_orders = msgspec.json.Decoder(_Order)
 
 
 def _generated(asked: InferenceRequest, piece: Generated) -> bytes:

@@ -19,6 +19,8 @@ from penstock.tensors.onnx_model import OnnxModel, Session
 from penstock.tensors.repository import ModelDirectory
 from penstock.tensors.served_model import Observer, ServedModel, ServedVersion
 from penstock.tensors.signature import Signature
+from penstock.tensors.text_model import VersionTexts
+from penstock.tensors.text_reader import TextReader, read_texts
 
 _MAX_WARMUP_ELEMENTS = 1 << 28
 
@@ -31,6 +33,7 @@ class LoadedVersion(NamedTuple):
     signature: Signature
     rules: BatchingRules
     sessions: list[Session]
+    texts: TextReader | str = ""  # or why it reads none; of the latest version
 
 
 def load(directory: ModelDirectory) -> list[LoadedVersion]:
@@ -42,7 +45,9 @@ def load(directory: ModelDirectory) -> list[LoadedVersion]:
         sessions = model.sessions()
         for warmup in directory.settings.model_warmup:
             _warm_up(warmup, model.signature, sessions)
-        loaded.append(LoadedVersion(version, directory.settings, model.signature, rules, sessions))
+        is_latest = version == max(directory.versions)
+        texts = read_texts((path.parent, directory.path), model.signature) if is_latest else ""
+        loaded.append(LoadedVersion(version, directory.settings, model.signature, rules, sessions, texts))
     return loaded
 
 
@@ -53,7 +58,8 @@ def serve(
     observer: Observer | None = None,
 ) -> ServedModel:
     """In the event loop that requests come from."""
-    versions = {}
+    versions: dict[int, ServedVersion] = {}
+    texts: VersionTexts | str = ""
     for one in loaded:
         is_batched = one.signature.max_batch_size > 0
         instances = [
@@ -63,7 +69,9 @@ def serve(
         versions[one.version] = ServedVersion(
             name, one.version, one.settings, one.signature, one.rules, instances, clock=clock, observer=observer
         )
-    return ServedModel(name, versions)
+        if one.texts:
+            texts = VersionTexts(versions[one.version], one.texts) if isinstance(one.texts, TextReader) else one.texts
+    return ServedModel(name, versions, texts)
 
 
 def _warm_up(warmup: Warmup, signature: Signature, sessions: Sequence[Session]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.core.config import shown
 from penstock.core.errors import EngineUnavailable, ModelNotFound, Overloaded, PenstockError
@@ -24,6 +24,9 @@ from penstock.tensors.instances import Execution, Instance, Outcome, Part
 from penstock.tensors.model_settings import ModelSettings
 from penstock.tensors.signature import Signature
 from penstock.tensors.statistics import Statistics
+
+if TYPE_CHECKING:
+    from penstock.tensors.text_model import VersionTexts
 
 Answer = dict[str, Array]
 
@@ -40,10 +43,15 @@ class Observer(Protocol):
     def ended(self, version: ServedVersion, size: int, queue_s: float, outcome: str) -> None: ...
 
 
+class Timed(NamedTuple):
+    outputs: Answer
+    device_s: float  # its share of its batch's time
+
+
 @dataclass(eq=False)
 class _Request:
     part: Part
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[Timed]
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class ServedVersion:
         self._observer = observer
         self._timer: Timer | None = None
         self._is_stopped = False
+        self._idle_again: asyncio.Future[None] | None = None  # somebody waits until nothing is open
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -96,6 +105,10 @@ class ServedVersion:
 
     async def infer(self, asked: Inference) -> Answer:
         """The outputs that are wanted, by name. Raises InvalidRequest, Overloaded, EngineFailed."""
+        return (await self.compute(asked)).outputs
+
+    async def compute(self, asked: Inference) -> Timed:
+        """The same, and what it took."""
         if self._is_stopped:
             raise EngineUnavailable("this model is being unloaded", retry_after_s=1.0)
         checked = self.signature.check(asked.inputs)
@@ -123,6 +136,15 @@ class ServedVersion:
         finally:
             self.num_open -= 1
             self._batcher.remove(waiting)
+            if not self.num_open and self._idle_again is not None and not self._idle_again.done():
+                self._idle_again.set_result(None)
+
+    async def retire(self) -> None:
+        """Answers all that it has, and ends. Nobody finds it any more."""
+        if self.num_open:
+            self._idle_again = self._loop.create_future()
+            await self._idle_again
+        self.stop()
 
     def stop(self) -> None:
         """Takes no more requests; those that wait are refused."""
@@ -170,10 +192,18 @@ class ServedVersion:
         if self._observer is not None:
             self._observer.executed(self, batch.size, execution)
         for one, outcome in zip(batch.requests, execution.outcomes, strict=True):
-            self._answer(one, outcome, began_s, now_s, unix_s)
+            self._answer(one, outcome, batch.size, began_s, now_s, unix_s)
         self._dispatch()
 
-    def _answer(self, one: Waiting[_Request], outcome: Outcome, began_s: float, now_s: float, unix_s: float) -> None:
+    def _answer(
+        self,
+        one: Waiting[_Request],
+        outcome: Outcome,
+        batch_size: int,
+        began_s: float,
+        now_s: float,
+        unix_s: float,
+    ) -> None:
         future = one.payload.future
         error = outcome if isinstance(outcome, PenstockError) else None
         if error is not None:
@@ -187,7 +217,7 @@ class ServedVersion:
         if isinstance(outcome, PenstockError):
             future.set_exception(outcome)
         else:
-            future.set_result(outcome)
+            future.set_result(Timed(outcome, (now_s - began_s) * one.size / batch_size))
 
     def _refuse(self, one: Waiting[_Request], error: PenstockError) -> None:
         self._ended(one.size, one.arrived_s, error)
@@ -208,9 +238,13 @@ class ServedVersion:
 class ServedModel:
     """A model by its name, with the versions that are served."""
 
-    def __init__(self, name: str, versions: Mapping[int, ServedVersion]) -> None:
+    def __init__(
+        self, name: str, versions: Mapping[int, ServedVersion], texts: VersionTexts | str = "it takes tensors alone"
+    ) -> None:
+        """`texts`: what reads texts for the latest version; or why nothing does."""
         self.name = name
         self.versions = dict(sorted(versions.items()))
+        self.texts = texts
 
     @property
     def latest(self) -> ServedVersion:
@@ -246,6 +280,10 @@ class ServedModel:
                 for one in signature.outputs
             ],
         }
+
+    async def retire(self) -> None:
+        """Answers all that it has, and ends."""
+        await asyncio.gather(*(version.retire() for version in self.versions.values()))
 
     def stop(self) -> None:
         for version in self.versions.values():
