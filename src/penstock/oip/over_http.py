@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from penstock.api import sse
-from penstock.api.decoding import decode
+from penstock.api.decoding import WireStruct, decode
 from penstock.api.oip.answer import Generated, Refusal
 from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
 from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
@@ -246,11 +246,11 @@ class _Answering:
         self._exchange.respond(status, JSON, msgspec.json.encode(body))
 
 
-class _Order(msgspec.Struct, forbid_unknown_fields=True):
+class _Order(WireStruct):
     """The body of a call about the repository; there need not be one."""
 
     ready: bool = False
-    parameters: dict[str, str | bool | int | float] = {}
+    parameters: dict[str, str | bool | int | float] = msgspec.field(default_factory=dict)
 
 
 def _read_order(body: bytes) -> _Order:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ class LoadedVersion(NamedTuple):
     signature: Signature
     rules: BatchingRules
     sessions: list[Session]
+    labels: Mapping[str, Sequence[str]]  # of classes, by output
     texts: TextReader | str = ""  # or why it reads none; of the latest version
 
 
@@ -47,7 +48,8 @@ def load(directory: ModelDirectory) -> list[LoadedVersion]:
             _warm_up(warmup, model.signature, sessions)
         is_latest = version == max(directory.versions)
         texts = read_texts((path.parent, directory.path), model.signature) if is_latest else ""
-        loaded.append(LoadedVersion(version, directory.settings, model.signature, rules, sessions, texts))
+        labels = _labels(directory)
+        loaded.append(LoadedVersion(version, directory.settings, model.signature, rules, sessions, labels, texts))
     return loaded
 
 
@@ -67,11 +69,31 @@ def serve(
             for number, session in enumerate(one.sessions)
         ]
         versions[one.version] = ServedVersion(
-            name, one.version, one.settings, one.signature, one.rules, instances, clock=clock, observer=observer
+            name,
+            one.version,
+            one.settings,
+            one.signature,
+            one.rules,
+            instances,
+            labels=one.labels,
+            clock=clock,
+            observer=observer,
         )
         if one.texts:
             texts = VersionTexts(versions[one.version], one.texts) if isinstance(one.texts, TextReader) else one.texts
     return ServedModel(name, versions, texts)
+
+
+def _labels(directory: ModelDirectory) -> dict[str, list[str]]:
+    found = {}
+    for output in directory.settings.output:
+        if output.label_filename:
+            path = directory.path / output.label_filename
+            try:
+                found[output.name] = path.read_text().splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{path}: cannot be read: {error}", param="label_filename") from None
+    return found
 
 
 def _warm_up(warmup: Warmup, signature: Signature, sessions: Sequence[Session]) -> None:

@@ -141,7 +141,9 @@ class TensorReplica:
             found = self._find(model, version)  # it may have been loaded anew meanwhile
             found.signature.check_outputs(dict.fromkeys(asked.inference.outputs))
             answer = await self.run(found, asked.inference)
-            return TensorBody(*write_answer(found.name, str(found.version), asked, answer))
+            is_batched = found.signature.max_batch_size > 0
+            version = str(found.version)
+            return TensorBody(*write_answer(found.name, version, asked, answer, found.labels, is_batched=is_batched))
 
     async def is_ready(self, caller: Caller, model: str, version: str) -> bool:
         self._admit(caller)

@@ -74,6 +74,7 @@ class ServedVersion:
         rules: BatchingRules,
         instances: Sequence[Instance],
         *,
+        labels: Mapping[str, Sequence[str]] | None = None,
         clock: TimerClock = LOOP_CLOCK,
         observer: Observer | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class ServedVersion:
         self.version = version
         self.settings = settings
         self.signature = signature
+        self.labels = labels or {}  # of classes, by output
         self.statistics = Statistics()
         self.num_open = 0  # requests that wait or are computed
         self.row_s = 0.0  # that a row has taken of late, on one instance

@@ -103,7 +103,8 @@ class TextReader:
         if found.ndim == 3:
             found = _pooled(found, np.asarray(lengths), self._pooling)
         size = np.linalg.norm(found, axis=1, keepdims=True)
-        return (found / np.maximum(size, 1e-12)).astype(np.float32, copy=False)
+        vectors: Vectors = (found / np.maximum(size, 1e-12)).astype(np.float32, copy=False)
+        return vectors
 
 
 def _inputs(signature: Signature) -> dict[str, TensorSpec]:
@@ -182,12 +183,12 @@ def _refuse_dense(directory: Path) -> None:
 
 def _pooled(states: Array, lengths: Array, pooling: Pooling) -> Array:
     """[texts, tokens, dimensions] to [texts, dimensions]."""
-    if pooling == "first":
-        return states[:, 0]
-    if pooling == "last":
-        return states[np.arange(len(lengths)), lengths - 1]
+    if pooling != "mean":
+        token = lengths - 1 if pooling == "last" else 0 * lengths
+        pooled: Array = states[np.arange(len(lengths)), token]
+        return pooled
     mask = (np.arange(states.shape[1]) < lengths[:, None]).astype(np.float32)
-    pooled: Array = np.einsum("btd,bt->bd", states, mask) / lengths[:, None]
+    pooled = np.einsum("btd,bt->bd", states, mask) / lengths[:, None]
     return pooled
 
 

@@ -135,10 +135,10 @@ class Tokenizer:
             if room is None:
                 encoding = self._backend.encode(first, second)
             else:
-                parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
-                for part, length in zip(parts, _cut(*map(len, parts), room), strict=True):
+                one, other = (self._backend.encode(text, add_special_tokens=False) for text in (first, second))
+                for part, length in zip((one, other), _cut(len(one), len(other), room), strict=True):
                     part.truncate(length)
-                encoding = self._backend.post_process(*parts, True)
+                encoding = self._backend.post_process(one, other, True)
             found.append(EncodedPair(encoding.ids, encoding.type_ids))
         return found
 

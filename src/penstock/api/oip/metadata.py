@@ -10,7 +10,7 @@ from penstock.api.oip.tensors import BYTES
 
 SERVER = "penstock"
 EXTENSIONS = ("binary_tensor_data", "parameters", "generate")
-_OF_TENSORS = ("model_configuration", "statistics", "schedule_policy")
+_OF_TENSORS = ("classification", "model_configuration", "statistics", "schedule_policy")
 _OF_REPOSITORIES = ("model_repository",)
 
 
