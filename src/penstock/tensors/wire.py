@@ -150,7 +150,7 @@ def _classes(name: str, array: Array, count: int, labels: Sequence[str], *, is_b
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
     found = np.empty(best.shape, object)
     for (row, place), number in np.ndenumerate(best):
-        label = f":{labels[number]}" if number < len(labels) else ""
+        label = f":{labels[int(number)]}" if number < len(labels) else ""
         found[row, place] = f"{float(rows[row, number]):f}:{number}{label}".encode()
     return found if is_batched else found[0]
 
