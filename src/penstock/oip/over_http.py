@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -38,6 +39,15 @@ _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
 _ALL_STATISTICS = b"/v2/models/stats"
 _REPOSITORY, _INDEX = b"/v2/repository/", b"/v2/repository/index"
+_EXACT = {
+    _ROOT: "server",
+    b"/v2/": "server",
+    b"/v2/health/live": "live",
+    b"/v2/health/ready": "server_ready",
+    _ALL_STATISTICS: "stats",
+    _INDEX: "index",
+}
+_LONG_PATH = 256  # bytes
 _ORDER = re.compile(rb"/v2/repository/models/(?P<model>.+)/(?P<call>load|unload)")
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
 _MODEL = re.compile(
@@ -70,10 +80,12 @@ def is_ours(path: bytes) -> bool:
 def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
-    exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
-    exact |= {_ALL_STATISTICS: "stats", _INDEX: "index"}
-    if path in exact:
-        target = Target(exact[path])
+    return _target_of(request.method, path) if len(path) > _LONG_PATH else _known_target_of(request.method, path)
+
+
+def _target_of(method: bytes, path: bytes) -> Target:
+    if path in _EXACT:
+        target = Target(_EXACT[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
         model, version, call = (
             unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
@@ -84,9 +96,12 @@ def target_of(request: Request) -> Target:
     else:
         raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
     allowed = _WRITE if target.call in _WRITES else _READ
-    if request.method not in allowed:
+    if method not in allowed:
         raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
     return target
+
+
+_known_target_of = lru_cache(maxsize=1024)(_target_of)
 
 
 class OverHttp:

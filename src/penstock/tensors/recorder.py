@@ -45,6 +45,7 @@ class TensorRecorder:
         self._clock = clock
         self._open = self.registry.count(catalog.REQUESTS_OPEN)
         self._latency: dict[str, Histogram] = {}
+        self._requests: dict[tuple[str, str], Counter] = {}
         self._series: dict[_Labels, _Series] = {}
 
     # -- batches
@@ -93,7 +94,7 @@ class TensorRecorder:
             raise
         finally:
             self._open.value -= 1
-            self.registry.count(catalog.REQUESTS, route, str(status), outcome).value += 1
+            self._ended(route, status, outcome).value += 1
             took_s = self._clock.now() - began_s
             if (texts := record.texts) is not None:
                 model = texts.model
@@ -105,7 +106,14 @@ class TensorRecorder:
             if spread is None:
                 spread = self._latency[model] = self.registry.spread(catalog.REQUEST_LATENCY, model)
             spread.observe(took_s)
-            log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
+            if log.isEnabledFor(logging.INFO):
+                log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
+
+    def _ended(self, route: str, status: int, outcome: str) -> Counter:
+        found = self._requests.get((route, outcome))
+        if found is None:
+            found = self._requests[route, outcome] = self.registry.count(catalog.REQUESTS, route, str(status), outcome)
+        return found
 
     def exposition(self, models: Iterable[ServedModel], startup_s: Mapping[str, float], *, is_ready: bool) -> bytes:
         """Prometheus' text of how things stand now."""

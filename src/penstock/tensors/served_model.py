@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.core.config import shown
@@ -93,6 +94,8 @@ class ServedVersion:
         self._clock = clock
         self._observer = observer
         self._timer: Timer | None = None
+        self._timer_s: float | None = None  # when it is to look again
+        self._is_dispatching = False  # it will look before the loop waits again
         self._is_stopped = False
         self._idle_again: asyncio.Future[None] | None = None  # somebody waits until nothing is open
         self._loop = asyncio.get_running_loop()
@@ -117,22 +120,33 @@ class ServedVersion:
         outputs = tuple(asked.outputs) or self._outputs
         request = _Request(Part(asked.inputs, checked.size, outputs), self._loop.create_future())
         began_s = self._clock.now()
+        add = partial(
+            self._batcher.add,
+            request,
+            began_s,
+            size=checked.size,
+            key=checked.key,
+            priority=asked.priority,
+            timeout_s=asked.timeout_s,
+            num_bytes=checked.num_bytes,
+        )
         try:
-            waiting = self._batcher.add(
-                request,
-                began_s,
-                size=checked.size,
-                key=checked.key,
-                priority=asked.priority,
-                timeout_s=asked.timeout_s,
-                num_bytes=checked.num_bytes,
-            )
+            try:
+                waiting = add()
+            except Overloaded:
+                if not self._is_dispatching:
+                    raise
+                self._dispatch()  # what is in the queue need not be
+                waiting = add()
         except Overloaded as error:
             error.retry_after_s = self._wait_s()
             self._ended(checked.size, began_s, error)
             raise
         self.num_open += 1
-        self._dispatch()
+        if self._idle and self._idle[0].is_quick:
+            self._dispatch_soon()
+        elif self._idle or waiting.deadline_s is not None:
+            self._dispatch()
         try:
             return await request.future
         finally:
@@ -161,32 +175,56 @@ class ServedVersion:
 
     # -- inside
 
+    def _dispatch_soon(self) -> None:
+        """Once all that has arrived by now is in the queue: it may go together."""
+        if not self._is_dispatching:
+            self._is_dispatching = True
+            self._loop.call_soon(self._dispatch)
+
     def _dispatch(self) -> None:
         """Gives idle instances the batches that are due, and looks again when the next one is."""
+        self._is_dispatching = False
         now_s = self._clock.now()
         for one in self._batcher.expire(now_s):
             said = f"it waited {now_s - one.arrived_s:.3f} s, longer than it may"
             self._refuse(one, Overloaded(said, reason="queue_timeout", retry_after_s=self._wait_s()))
         while self._idle and (batch := self._batcher.take(now_s)) is not None:
-            self._start(self._idle.popleft(), batch, now_s)
+            instance = self._idle.popleft()
+            if instance.is_quick:
+                self._settle(instance, batch, now_s, instance.execute_here(_parts(batch)))
+                if len(self._batcher):
+                    self._dispatch_soon()  # after whoever else waits for the loop
+                break
+            self._start(instance, batch, now_s)
         self._set_timer()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        next_s = None
         if len(self._batcher) and not self._is_stopped:
             next_s = self._batcher.next_change_s(is_busy=not self._idle)
-            if next_s is not None:
-                self._timer = self._clock.call_later(max(0.0, next_s - self._clock.now()), self._dispatch)
+        if next_s == self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, next_s
+        if next_s is not None:
+            self._timer = self._clock.call_later(max(0.0, next_s - self._clock.now()), self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._timer_s = None
+        self._dispatch()
 
     def _start(self, instance: Instance, batch: Batch[_Request], now_s: float) -> None:
         def done(execution: Execution) -> None:
             self._loop.call_soon_threadsafe(self._done, instance, batch, now_s, execution)
 
-        instance.execute([one.payload.part for one in batch.requests], done)
+        instance.execute(_parts(batch), done)
 
     def _done(self, instance: Instance, batch: Batch[_Request], began_s: float, execution: Execution) -> None:
+        self._settle(instance, batch, began_s, execution)
+        self._dispatch()
+
+    def _settle(self, instance: Instance, batch: Batch[_Request], began_s: float, execution: Execution) -> None:
         self._idle.append(instance)
         now_s, unix_s = self._clock.now(), time.time()
         self.row_s += 0.2 * ((now_s - began_s) / batch.size - self.row_s) if self.row_s else now_s - began_s
@@ -195,7 +233,6 @@ class ServedVersion:
             self._observer.executed(self, batch.size, execution)
         for one, outcome in zip(batch.requests, execution.outcomes, strict=True):
             self._answer(one, outcome, batch.size, began_s, now_s, unix_s)
-        self._dispatch()
 
     def _answer(
         self,
@@ -235,6 +272,10 @@ class ServedVersion:
     def _wait_s(self) -> float:
         """How long the rows that wait will take, by those of late."""
         return max(1.0, self.row_s * self._batcher.num_rows / max(1, len(self.instances)))
+
+
+def _parts(batch: Batch[_Request]) -> list[Part]:
+    return [one.payload.part for one in batch.requests]
 
 
 class ServedModel:
