@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import psutil
 import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
@@ -73,9 +74,16 @@ dynamic_batching {{ max_queue_delay_microseconds: 0 }}
 class Place(NamedTuple):
     server: str
     port: int
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Of all its processes."""
+        times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
+        return sum(one.user + one.system for one in times)
 
 
 class Round(NamedTuple):
+    cpu_us: float  # of the server, for a request
     per_s: float
     p50_ms: float
     p99_ms: float
@@ -99,11 +107,8 @@ def main() -> None:
             servers.enter_context(_triton(root, arguments.peer.absolute())),
         ]
         _check(places, arguments.models)
-        print(
-            "| model | connections | "
-            + " | ".join(f"{one.server}: a second, p50, p99" for one in places)
-            + " | ratio |"
-        )
+        told = [f"{one.server}: a second, p50, p99, CPU of a request" for one in places]
+        print("| model | connections | " + " | ".join(told) + " | ratios |")
         print("|---|--:|--:|--:|--:|")
         for model in arguments.models:
             for connections in arguments.connections:
@@ -113,18 +118,21 @@ def main() -> None:
 def _measure(places: list[Place], model: str, connections: int, arguments: Any) -> dict[str, list[Round]]:
     found: dict[str, list[Round]] = {one.server: [] for one in places}
     for one in places:
-        uvloop.run(_load(one.port, model, arguments.rows, connections, _WARM_S))
+        uvloop.run(_load(one, model, arguments.rows, connections, _WARM_S))
     for number in range(arguments.rounds):
         for one in places if number % 2 == 0 else places[::-1]:
-            found[one.server].append(uvloop.run(_load(one.port, model, arguments.rows, connections, arguments.seconds)))
+            found[one.server].append(uvloop.run(_load(one, model, arguments.rows, connections, arguments.seconds)))
     return found
 
 
 def _print(model: str, connections: int, found: dict[str, list[Round]]) -> None:
     medians = {name: Round(*map(statistics.median, zip(*rounds, strict=True))) for name, rounds in found.items()}
-    cells = [f"{one.per_s:,.0f}, {one.p50_ms:.2f} ms, {one.p99_ms:.2f} ms" for one in medians.values()]
+    cells = [
+        f"{one.per_s:,.0f}, {one.p50_ms:.2f} ms, {one.p99_ms:.2f} ms, {one.cpu_us:.0f} µs" for one in medians.values()
+    ]
     ours, theirs = medians.values()
-    ratio = f"{ours.per_s / theirs.per_s:.2f} of its rate, {ours.p99_ms / theirs.p99_ms:.2f} of its p99"
+    rate, p99, cpu = ours.per_s / theirs.per_s, ours.p99_ms / theirs.p99_ms, ours.cpu_us / theirs.cpu_us
+    ratio = f"{rate:.2f} of its rate, {p99:.2f} of its p99, {cpu:.2f} of its CPU"
     print(f"| {model} | {connections} | " + " | ".join(cells) + f" | {ratio} |", flush=True)
 
 
@@ -182,21 +190,24 @@ class _Connection(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def _load(port: int, model: str, rows: int, connections: int, seconds: float) -> Round:
+async def _load(place: Place, model: str, rows: int, connections: int, seconds: float) -> Round:
     loop, request = asyncio.get_running_loop(), _request(model, rows)
     opened = [
-        (await loop.create_connection(lambda: _Connection(request), "127.0.0.1", port))[1] for _ in range(connections)
+        (await loop.create_connection(lambda: _Connection(request), "127.0.0.1", place.port))[1]
+        for _ in range(connections)
     ]
     await asyncio.sleep(0.2)
     for one in opened:
         one.latencies_s.clear()
-    began_s = time.perf_counter()
+    began_s, before_s = time.perf_counter(), place.cpu_s()
     await asyncio.sleep(seconds)
+    cpu_s = place.cpu_s() - before_s
     took_s, found = time.perf_counter() - began_s, sorted(value for one in opened for value in one.latencies_s)
     for one in opened:
         one.end()
     await asyncio.gather(*(one.ended for one in opened))
-    return Round(len(found) / took_s, 1e3 * found[len(found) // 2], 1e3 * found[int(0.99 * (len(found) - 1))])
+    cpu_us = 1e6 * cpu_s / len(found)
+    return Round(cpu_us, len(found) / took_s, 1e3 * found[len(found) // 2], 1e3 * found[int(0.99 * (len(found) - 1))])
 
 
 def _rows(rows: int) -> np.ndarray:
@@ -244,8 +255,8 @@ def _threads() -> int:
 def _penstock(root: Path) -> Iterator[Place]:
     port = _free_port()
     command = [sys.executable, "-m", "penstock", "serve", str(root / "penstock"), "--port", str(port)]
-    with _running(command, {}, root / "penstock.log", f"http://127.0.0.1:{port}/v2/health/ready"):
-        yield Place("penstock", port)
+    with _running(command, {}, root / "penstock.log", f"http://127.0.0.1:{port}/v2/health/ready") as process:
+        yield Place("penstock", port, process)
 
 
 @contextlib.contextmanager
@@ -273,12 +284,12 @@ def _triton(root: Path, peer: Path) -> Iterator[Place]:
     )
     libraries = f"{own.stdout.strip()}/lib:{packages / 'nvidia_pytriton.libs'}"
     environment = {"LD_LIBRARY_PATH": libraries, "PATH": f"{peer / 'bin'}:{os.environ['PATH']}"}
-    with _running(command, environment, root / "triton.log", f"http://127.0.0.1:{port}/v2/health/ready"):
-        yield Place("Triton", port)
+    with _running(command, environment, root / "triton.log", f"http://127.0.0.1:{port}/v2/health/ready") as process:
+        yield Place("Triton", port, process)
 
 
 @contextlib.contextmanager
-def _running(command: list[str], environment: dict[str, str], log: Path, url: str) -> Iterator[None]:
+def _running(command: list[str], environment: dict[str, str], log: Path, url: str) -> Iterator[psutil.Process]:
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | environment) as process,
@@ -291,7 +302,7 @@ def _running(command: list[str], environment: dict[str, str], log: Path, url: st
                 if process.poll() is not None or time.monotonic() > until_s:
                     raise SystemExit(f"{command[0]} does not start:\n{log.read_text()[:6000]}")
                 time.sleep(0.1)
-            yield
+            yield psutil.Process(process.pid)
         finally:
             process.terminate()
 

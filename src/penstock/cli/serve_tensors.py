@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from penstock.tensors.served_model import ServedModel
 
 log = logging.getLogger("penstock")
+
+_COLLECT = (20_000, 20, 50)  # objects until garbage is collected: requests leave no cycles
+_SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
 
 
 def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, address_file: Path | None = None) -> None:
@@ -84,6 +89,9 @@ async def _serve(
         phases("load")
         await replica.repository.load_all()
         phases.close()
+        gc.freeze()  # what is loaded by now stays
+        gc.set_threshold(*_COLLECT)
+        sys.setswitchinterval(_SWITCH_S)
         replica.open(phases.seconds)
 
     serving, opening = asyncio.create_task(server.serve(listener)), asyncio.create_task(load())

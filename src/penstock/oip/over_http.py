@@ -119,10 +119,9 @@ class OverHttp:
             self._app(exchange)
             return
         answering = _Answering(exchange, self._calls)
-        task = asyncio.get_running_loop().create_task(answering.run())
-        answering.give_up = task.cancel
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        answering.task = asyncio.get_running_loop().create_task(answering.run())
+        self._tasks.add(answering.task)
+        answering.task.add_done_callback(self._tasks.discard)
 
     # -- bodies
 
@@ -147,21 +146,22 @@ class _Answering:
         self._request = exchange.request
         self._calls = calls
         self._caller = Caller(exchange.request.headers, exchange.peer)
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self.give_up: Callable[[], object] = lambda: None
+        self._may_write: asyncio.Event | None = None  # a client that is slow is waited for
+        self.task: asyncio.Task[None]
         exchange.watcher = self
 
     # -- the exchange's side
 
     def client_gone(self) -> None:
-        self.give_up()
+        self.task.cancel()
 
     def pause(self) -> None:
-        self._may_write.clear()
+        self._may_write = asyncio.Event()
 
     def resume(self) -> None:
-        self._may_write.set()
+        if self._may_write is not None:
+            self._may_write.set()
+            self._may_write = None
 
     # -- the call
 
@@ -254,7 +254,7 @@ class _Answering:
                 if not exchange.is_started:
                     exchange.start(200, _EVENTS + render(inference.headers.items()))
                 exchange.write(sse.event(_generated(asked, piece)), piece.is_last)
-                if not piece.is_last:
+                if not piece.is_last and self._may_write is not None:
                     await self._may_write.wait()
 
     def _respond(self, body: object, status: int = 200) -> None:

@@ -25,7 +25,7 @@ from penstock.tensors.statistics import BatchTimes
 
 log = logging.getLogger("penstock.tensors")
 
-QUICK_S = 150e-6  # that a batch takes at most which is executed on the spot
+QUICK_S = 400e-6  # that a batch takes at most which is executed on the spot
 _MAX_SLOW = 16  # in a row that took longer: other work of the machine has its share in what is measured
 
 Tensors = Mapping[str, Array]

@@ -123,7 +123,7 @@ class TensorReplica:
 
     async def run(self, version: ServedVersion, asked: Inference) -> dict[str, Any]:
         """Raises what a client may be told: that it is full, drains, or that the request is wrong."""
-        if sum(model.num_open for model in self.repository.loaded.values()) >= self._settings.max_open:
+        if self.drain.num_running >= self._settings.max_open:
             raise Overloaded(f"{self._settings.max_open} requests are open, as many as may", reason="max_open")
         with self.drain.admit(_Running(), ""):
             return await version.infer(asked)
@@ -136,10 +136,13 @@ class TensorReplica:
     async def infer(self, caller: Caller, model: str, version: str, body: TensorBody) -> TensorBody:
         self._admit(caller)
         with self.recorder.request("infer", convention=OPEN_INFERENCE, model=self._label(model)):
-            self._find(model, version)  # before the body is read
-            asked = await self._read(body)
-            found = self._find(model, version)  # it may have been loaded anew meanwhile
-            found.signature.check_outputs(dict.fromkeys(asked.inference.outputs))
+            found = self._find(model, version)
+            if len(body.data) <= _LONG_BYTES:
+                asked = read_request(body.data, body.json_length)
+            else:
+                asked = await asyncio.to_thread(read_request, body.data, body.json_length)
+                found = self._find(model, version)  # it may have been loaded anew meanwhile
+            found.signature.check_outputs(asked.inference.outputs)
             answer = await self.run(found, asked.inference)
             is_batched = found.signature.max_batch_size > 0
             version = str(found.version)
@@ -210,12 +213,6 @@ class TensorReplica:
     def _label(self, model: str) -> str:
         """In metrics: a client can name anything."""
         return model if model in self.repository.loaded else self.name
-
-    @staticmethod
-    async def _read(body: TensorBody) -> Any:
-        if len(body.data) <= _LONG_BYTES:
-            return read_request(body.data, body.json_length)
-        return await asyncio.to_thread(read_request, body.data, body.json_length)
 
     # -- other paths
 
