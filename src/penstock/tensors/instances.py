@@ -26,7 +26,7 @@ from penstock.tensors.statistics import BatchTimes
 log = logging.getLogger("penstock.tensors")
 
 QUICK_S = 400e-6  # that a batch takes at most which is executed on the spot
-_MAX_SLOW = 16  # in a row that took longer: other work of the machine has its share in what is measured
+MAX_SLOW = 16  # in a row that took longer: other work of the machine has its share in what is measured
 
 Tensors = Mapping[str, Array]
 Outcome = dict[str, Array] | PenstockError
@@ -70,7 +70,7 @@ class Instance:
     def execute_here(self, parts: Sequence[Part]) -> Execution:
         found = execute(self._session, parts, is_batched=self._is_batched)
         self._num_slow = self._num_slow + 1 if found.times.infer_s > QUICK_S else 0
-        self.is_quick = self._num_slow < _MAX_SLOW
+        self.is_quick = self._num_slow < MAX_SLOW
         return found
 
     def stop(self) -> None:
