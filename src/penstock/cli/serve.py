@@ -24,7 +24,7 @@ from msgspec.structs import replace as replaced
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
-from penstock.cli.before_serving import check, check_torch, tls_of
+from penstock.cli.before_serving import check_generating, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.grpc_port import grpc_of_replica
 from penstock.cli.node import serve_node, share_ranks_secret
@@ -101,7 +101,8 @@ def serve(
     with listen(settings) as listener:
         if address_file is not None:
             write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
-        files = check(settings)
+        tls_of(settings.server)
+        files = check_generating(settings)
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(_serve(settings, files, listener, phases, has_console, on_ready))
@@ -148,7 +149,7 @@ async def _serve(
     server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls, front=sockets)
     grpc_line = await server.listen_grpc()
     if on_ready is None:
-        print(*filter(None, (loading_message(name, settings, files), grpc_line)), sep="\n", flush=True)
+        print(*filter(None, (loading_message(name, settings, files.path), grpc_line)), sep="\n", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder, engine))

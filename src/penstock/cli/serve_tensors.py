@@ -117,17 +117,21 @@ async def _serve(
 
 def _info(replica: TensorReplica) -> EngineInfo:
     """For the process that started several of these."""
-    instance = next(iter(replica.repository.loaded.values())).latest.instances[0]
+    model = next(iter(replica.repository.loaded.values()))
+    instance, texts = model.latest.instances[0], model.texts
+    embeds = not isinstance(texts, str) and "embeddings" in texts.tasks
+    most = 0 if isinstance(texts, str) else texts.limits.max_tokens
     return EngineInfo(
         instance.device,
         "as in its file",
         "none",
         "none",
         "onnxruntime",
-        ServingLimits(),
+        ServingLimits(chunk_tokens=most * model.latest.rules.max_batch_size, max_model_len=most),
         0,
         startup_s=dict(replica.startup_s),
         generates=False,
+        embeds=embeds,
     )
 
 

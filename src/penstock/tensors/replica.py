@@ -220,6 +220,7 @@ class TensorReplica:
         return [
             Route("GET", "/health", self._live),
             Route("GET", "/ready", self._ready),
+            Route("GET", "/health/deep", self._deep),
             Route("GET", "/metrics", self._metrics),
             Route("GET", "/v1/models", self._models),
             Route("GET", "/v1/models/{model}", self._one_model),
@@ -234,6 +235,12 @@ class TensorReplica:
 
     async def _live(self, request: Request, sink: Sink) -> None:
         await _tell(sink, not self._is_stopped, engine=self.state)
+
+    async def _deep(self, request: Request, sink: Sink) -> None:
+        """Whether each version has an instance that is there: what a model takes nobody knows, so none is asked."""
+        versions = [one for model in self.repository.loaded.values() for one in model.versions.values()]
+        is_well = self.state == "ready" and bool(versions) and all(one.is_alive for one in versions)
+        await _tell(sink, is_well, engine=self.state)
 
     async def _ready(self, request: Request, sink: Sink) -> None:
         why = {"reason": self.drain.reason} if self.drain.is_begun else {}
@@ -255,6 +262,8 @@ class TensorReplica:
         return ModelCard(id=name, created=self._created, root=name)
 
     async def _no_text(self, request: Request, sink: Sink) -> None:
+        if not self._is_open:
+            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
         names = ", ".join(f"'{name}'" for name in self.repository.loaded) or "none yet"
         raise UnsupportedTask(f"this server's models ({names}) make no texts", param="model")
 
