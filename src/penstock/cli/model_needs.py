@@ -22,6 +22,7 @@ from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.resolve import ModelFiles
 from penstock.observe.gpu.nvml import open_nvml
+from penstock.tensors.repository import ModelDirectory
 
 _GIB = 1 << 30
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9
@@ -31,6 +32,7 @@ _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
 _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
 _WEIGHTS = (".safetensors", ".gguf")
+_TENSOR_WEIGHTS = (".onnx", ".onnx_data", ".data", ".bin")
 
 
 class Device(NamedTuple):
@@ -73,8 +75,12 @@ def _first_gpu() -> tuple[str, int] | None:
     return None
 
 
-def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles, device: Device) -> ModelNeeds:
+def needs_of(
+    name: str, entry: ModelEntry, settings: Settings, files: ModelFiles | ModelDirectory, device: Device
+) -> ModelNeeds:
     engine = settings.engine
+    if isinstance(files, ModelDirectory):
+        return _needs_of_tensors(name, entry, files)
     for each in ("tp", "pp", "sp", "nnodes"):
         if (getattr(engine, each) or 1) > 1:
             raise ConfigError("models that share one device have one rank each", param=f"engine.{each}")
@@ -92,6 +98,16 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
+
+
+def _needs_of_tensors(name: str, entry: ModelEntry, files: ModelDirectory) -> ModelNeeds:
+    """Each instance has weights of its own, and activations that are nobody's to know before it runs."""
+    stored_bytes = sum(sum(_sizes(path.parent, _TENSOR_WEIGHTS)) for path in files.versions.values())
+    weight_bytes = stored_bytes * len(files.settings.instances)
+    if entry.weights_gib is not None:
+        weight_bytes = int(entry.weights_gib * _GIB)
+    fixed_bytes = weight_bytes + _CPU_PROCESS_BYTES
+    return ModelNeeds(name, fixed_bytes, 0, 0, entry.kv_share, fixed_bytes)
 
 
 def _kv_bytes(model: ModelBytes, entry: ModelEntry, files: ModelFiles, context: int, device: Device) -> tuple[int, int]:
@@ -120,6 +136,6 @@ def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> in
     return stored_bytes if engine.quant == "auto" else max(stored_bytes, model.stored_bytes)
 
 
-def _sizes(path: Path) -> list[int]:
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in _WEIGHTS]
+def _sizes(path: Path, kinds: tuple[str, ...] = _WEIGHTS) -> list[int]:
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in kinds]
     return [one.stat().st_size for one in files]

@@ -51,6 +51,7 @@ from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.router.legs import Split
 from penstock.server.ready import client_url, loading_message, ready_message
+from penstock.tensors.repository import ModelDirectory
 
 log = logging.getLogger("penstock")
 
@@ -117,7 +118,7 @@ def share_secret(chosen: str | None) -> None:
 
 async def _serve(
     settings: Settings,
-    files: ModelFiles,
+    files: ModelFiles | ModelDirectory,
     counts: ReplicaCounts,
     ports: list[int],
     directory: Path,
@@ -136,7 +137,7 @@ async def _serve(
         either: list[asyncio.Future[Any]] = [opened, *tasks]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if opened.done():
-            print(f"{loading_message(name, settings, files)} in {counts}", flush=True)
+            print(f"{loading_message(name, settings, files.path)} in {counts}", flush=True)
             start = _Start(name, gateway, opened.result(), len(ports))
             for port, role in zip(ports, counts.each_role, strict=True):
                 config = _write_config(settings, name, port, role, len(ports), directory)

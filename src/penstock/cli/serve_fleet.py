@@ -56,7 +56,7 @@ def serve_range(
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     files = check(settings)
     share_secret(settings.server.gateway_secret)
-    print(loading_message(settings.server.name or default_name(settings.model), settings, files), flush=True)
+    print(loading_message(settings.server.name or default_name(settings.model), settings, files.path), flush=True)
     with (
         name_of_its_own() as name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,

@@ -85,7 +85,7 @@ def serve_models(
         with within(f"models.{name}."):
             files = check(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
-            lines.append(loading_message(name, each[name], files))
+            lines.append(loading_message(name, each[name], files.path))
     lines += check_plan(device, needs, models)
     print(*lines, sep="\n", flush=True)
     share_secret(settings.server.gateway_secret)

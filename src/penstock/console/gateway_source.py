@@ -176,6 +176,7 @@ class GatewaySource(Subscriber):
             step_s=report.measured.speeds.decode_step_s,
             parallelism=report.measured.device.parallelism,
             ranks=report.measured.device.ranks,
+            tensors=tuple(one for one in report.tensors if one.model == report.model or one.model == view.model),
         )
 
     def _models(self) -> list[ModelRow]:

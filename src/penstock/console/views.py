@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.api import server_timing
+from penstock.api.replica_report import TensorNews
 from penstock.console.pipelines import StepCountRow
 from penstock.core.ranks import RankFigures
 from penstock.gateway.records.facts import RequestFacts
@@ -39,6 +40,7 @@ class ReplicaRow(Struct, frozen=True):
     role: str = "both"  # prefill: it computes prompts for others; decode: it answers
     parallelism: str = ""  # of several ranks, in short: TP2 PP2; empty: there is one, or it does not say
     ranks: tuple[RankFigures, ...] = ()  # of its model, as they last said
+    tensors: tuple[TensorNews, ...] = ()  # versions of models that take tensors, each with its batcher
 
 
 class QueueRow(Struct, frozen=True):

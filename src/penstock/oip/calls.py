@@ -21,7 +21,7 @@ from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 
 COMPLETIONS = b"/v1/completions"
 _SHOWN = (b"x-request-id", b"server-timing")
@@ -42,14 +42,23 @@ class Calls:
         *,
         max_body_bytes: int = ClientLimits().max_body_bytes,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready;
-        `tensors`: models that take tensors, if there may be any."""
+        `tensors`: models that take tensors, if there may be any; `repository`: None: its models stay."""
         self._app = app
         self._gate = gate or OpenGate()
         self._can_serve = can_serve
         self.max_body_bytes = max_body_bytes
         self._tensors = tensors
+        self._repository = repository
+
+    @property
+    def repository(self) -> RepositoryCalls:
+        """Raises NotFound."""
+        if self._repository is None:
+            raise NotFound("this server has no repository: replicas of models that take tensors do")
+        return self._repository
 
     def tensors_of(self, model: str) -> TensorCalls | None:
         """Who answers for a model that takes tensors; None: it makes text."""
@@ -107,7 +116,7 @@ class Calls:
     async def server_metadata(self, caller: Caller) -> dict[str, Any]:
         """For whoever may ask which models there are."""
         await self._get(caller, b"/v1/models")
-        return server_metadata()
+        return server_metadata(has_tensors=self._tensors is not None, has_repository=self._repository is not None)
 
     async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         if (tensors := self.tensors_of(model)) is not None:

@@ -185,6 +185,9 @@ class OverGrpc:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_load,
+            "RepositoryModelUnload": self._repository_unload,
         }
         handlers = {}
         for name, (request, response) in METHODS.items():
@@ -229,6 +232,19 @@ class OverGrpc:
 
     async def _model_statistics(self, request: Message, caller: Caller) -> dict[str, Any]:
         return await self._calls.known_tensors_of(request.name).statistics(caller, request.name, request.version)
+
+    # -- the repository
+
+    async def _repository_index(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return {"models": await self._calls.repository.index(caller, only_ready=request.ready)}
+
+    async def _repository_load(self, request: Message, caller: Caller) -> dict[str, Any]:
+        await self._calls.repository.load(caller, request.model_name, _parameters(request))
+        return {}
+
+    async def _repository_unload(self, request: Message, caller: Caller) -> dict[str, Any]:
+        await self._calls.repository.unload(caller, request.model_name, _parameters(request))
+        return {}
 
     # -- inference
 
@@ -315,6 +331,11 @@ class OverGrpc:
         except Exception:
             logger.exception("a request on a stream failed")
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
+
+
+def _parameters(request: Message) -> dict[str, object]:
+    found = {name: (one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    return {name: getattr(one, kind) if kind else None for name, (one, kind) in found.items()}
 
 
 def _give_back(places: asyncio.Semaphore, taken: int, _: object) -> None:

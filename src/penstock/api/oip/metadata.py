@@ -10,6 +10,8 @@ from penstock.api.oip.tensors import BYTES
 
 SERVER = "penstock"
 EXTENSIONS = ("binary_tensor_data", "parameters", "generate")
+_OF_TENSORS = ("classification", "model_configuration", "statistics", "schedule_policy")
+_OF_REPOSITORIES = ("model_repository",)
 
 
 class TensorMetadata(NamedTuple):
@@ -36,8 +38,9 @@ def server_version() -> str:
         return "unknown"
 
 
-def server_metadata() -> dict[str, object]:
-    return {"name": SERVER, "version": server_version(), "extensions": list(EXTENSIONS)}
+def server_metadata(*, has_tensors: bool = False, has_repository: bool = False) -> dict[str, object]:
+    extensions = [*EXTENSIONS, *(_OF_TENSORS if has_tensors else ()), *(_OF_REPOSITORIES if has_repository else ())]
+    return {"name": SERVER, "version": server_version(), "extensions": extensions}
 
 
 def model_metadata(model: str, model_version: str = "") -> dict[str, object]:
