@@ -6,6 +6,7 @@ It is an estimate, made before anything is loaded: `weights_gib` and `kv_floor_g
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +23,12 @@ from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.resolve import ModelFiles
 from penstock.observe.gpu.nvml import open_nvml
+from penstock.tensors.repository import ModelDirectory
 
 _GIB = 1 << 30
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9
 _CPU_PROCESS_BYTES = 384 << 20  # an engine and its server, without a model
+_TENSOR_PROCESS_BYTES = 256 << 20  # a server with ONNX Runtime, without a model
 _GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its kernels
 _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
@@ -92,6 +95,36 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
+
+
+def tensor_needs(name: str, entry: ModelEntry, directory: ModelDirectory, device: Device) -> ModelNeeds:
+    """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
+    them; each instance has its own."""
+    computes_here = _runs_on_gpu(directory) if device.is_gpu else True
+    if not computes_here:
+        return ModelNeeds(name, 0, 0, 0)
+    weight_bytes = 2 * len(directory.settings.instances) * sum(map(_onnx_bytes, directory.versions.values()))
+    if entry.weights_gib is not None:
+        weight_bytes = int(entry.weights_gib * _GIB)
+    return ModelNeeds(name, weight_bytes + (_GPU_PARKED_BYTES if device.is_gpu else _TENSOR_PROCESS_BYTES), 0, 0)
+
+
+def _onnx_bytes(file: Path) -> int:
+    """With the files of its weights, which are named after it."""
+    return sum(one.stat().st_size for one in file.parent.iterdir() if one.name.startswith(file.name))
+
+
+def _runs_on_gpu(directory: ModelDirectory) -> bool:
+    kinds = {group.kind for group in directory.settings.instances}
+    return "KIND_GPU" in kinds or ("KIND_AUTO" in kinds and bool(_installed("onnxruntime-gpu")))
+
+
+def _installed(distribution: str) -> str:
+    """Its version; empty: it is not."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 def _kv_bytes(model: ModelBytes, entry: ModelEntry, files: ModelFiles, context: int, device: Device) -> tuple[int, int]:

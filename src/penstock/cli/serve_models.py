@@ -20,17 +20,17 @@ from penstock.cli.before_serving import check, check_torch
 from penstock.cli.config_file import read_config_file
 from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
-from penstock.cli.model_needs import Device, needs_of, shared_device
+from penstock.cli.model_needs import Device, needs_of, shared_device, tensor_needs
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.core.config import build, within
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.core.residency import Wish
+from penstock.core.residency import Wish, gib
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.slo import Slo
 from penstock.engine_process.spawn import TemplateProcess
-from penstock.fleet.residency.memory_plan import ModelNeeds, beside, gib, refusal
+from penstock.fleet.residency.memory_plan import ModelNeeds, beside, refusal
 from penstock.fleet.residency.policy import Rules
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.residency.shared_device import SharedDevice
@@ -39,8 +39,10 @@ from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
+from penstock.tensors.repository import is_tensor_model, open_directory
 
 _NEVER_S = 1e9  # streams of a model that leaves are waited for
+_EVERY_S = 0.5  # a client that waits for its model waits for several rounds: drain, leave, load
 
 
 def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | None) -> ModelsSettings:
@@ -70,14 +72,21 @@ def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | No
 
 def serve_models(settings: Settings, models: ModelsSettings, num_processes: int = 1) -> None:
     """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway."""
-    check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     each = {name: _settings_of(name, entry, settings) for name, entry in models.entries().items()}
     device = shared_device(settings.engine, models.memory_gib)
+    takes_tensors = {name for name, entry in models.entries().items() if is_tensor_model(entry.model)}
+    if takes_tensors != models.models.keys():
+        check_torch()
     needs, lines = [], []
     for name, entry in models.entries().items():
         with within(f"models.{name}."):
+            if name in takes_tensors:
+                directory = open_directory(entry.model)
+                needs.append(tensor_needs(name, entry, directory, device))
+                lines.append(f"loading {name} from {directory.path}")
+                continue
             files = check(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
             lines.append(loading_message(name, each[name], files))
@@ -98,7 +107,7 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        fleet = _fleet(fleet_name, settings, models, each)
+        fleet = _fleet(fleet_name, settings, models, each, takes_tensors)
         uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared))
 
 
@@ -113,7 +122,8 @@ def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettin
         staying = {name: held_bytes for name, held_bytes in pinned.items() if name != one.name}
         if why := refusal(room_bytes, one, staying):
             raise ConfigError(f"{why}. Pin fewer models, or make them smaller", param=f"models.{one.name}")
-        lines.append(f"  {one.name}: {gib(one.fixed_bytes)}, and a KV cache of {gib(one.floor_bytes)} and more")
+        kv_cache = f", and a KV cache of {gib(one.floor_bytes)} and more" if one.most_bytes else ""
+        lines.append(f"  {one.name}: {gib(one.fixed_bytes)}{kv_cache}")
     together = [one.name for one in beside(room_bytes, [], sorted(needs, key=lambda one: one.name not in pinned))]
     others = [one.name for one in needs if one.name not in together]
     lines.append(f"  loaded at the start: {', '.join(together)}" + (f"; by use: {', '.join(others)}" if others else ""))
@@ -129,12 +139,15 @@ def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
     return replace(settings, model=entry.model, engine=engine, server=server, slo=slo)
 
 
-def _fleet(fleet_name: str, settings: Settings, models: ModelsSettings, each: dict[str, Settings]) -> FleetSettings:
+def _fleet(
+    fleet_name: str, settings: Settings, models: ModelsSettings, each: dict[str, Settings], takes_tensors: set[str]
+) -> FleetSettings:
     pools: dict[str, dict[str, Any]] = {}
     for name, own in each.items():
         threads = own.engine.threads or max(1, usable_cores() // len(each))
         pools[name] = {
             "model": own.model,
+            "tensors": name in takes_tensors,
             "engine": asdict(replace(own.engine, threads=threads, parkable=True)),
             "server": of_replicas(own.server),
             "slo": asdict(own.slo),
@@ -143,7 +156,7 @@ def _fleet(fleet_name: str, settings: Settings, models: ModelsSettings, each: di
             "hold_s": models.hold_s,
             "drain_timeout_s": _NEVER_S,
         }
-    return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools)
+    return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools, every_s=_EVERY_S)
 
 
 class _Lines:
