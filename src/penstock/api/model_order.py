@@ -33,7 +33,8 @@ class FollowedOrder:
     def is_done(self, model: ModelSeen) -> bool:
         """Raises EngineFailed where the load fails, Conflict where another order has come meanwhile or it cannot be."""
         is_settled = model.state in _SETTLED[self._verb]
-        if is_settled and not (self._verb == "warm-up" and model.order == self._verb):
+        # A load or warm-up is over when its order is: what is loaded now may be about to leave by the order before.
+        if is_settled and not (model.order == self._verb and self._verb in ("load", "warm-up")):
             return True
         if model.failed_loads > self._failed_loads:
             raise EngineFailed(f"{model.name}: {model.failure}")

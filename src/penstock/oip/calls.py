@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from penstock.api.model_order import MODELS_PATH
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
 from penstock.api.oip.metadata import model_metadata, server_metadata
 from penstock.api.oip.request import InferenceRequest, model_name
@@ -21,6 +22,7 @@ from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
+from penstock.oip.repository import Repository, only_ready, with_state
 from penstock.oip.tensor_calls import TensorCalls
 
 COMPLETIONS = b"/v1/completions"
@@ -50,6 +52,7 @@ class Calls:
         self._can_serve = can_serve
         self.max_body_bytes = max_body_bytes
         self._tensors = tensors
+        self.repository = Repository(app)
 
     def tensors_of(self, model: str) -> TensorCalls | None:
         """Who answers for a model that takes tensors; None: it makes text."""
@@ -67,6 +70,10 @@ class Calls:
     def body_owner(self, caller: Caller) -> str | None:
         """The owner of the body of an inference that is about to arrive. Raises where it is not wanted."""
         return self._gate.body_owner(caller.request(b"POST", COMPLETIONS))
+
+    def order_owner(self, caller: Caller) -> str | None:
+        """The same of a body with an order to load or unload a model: an admin's."""
+        return self._gate.body_owner(caller.request(b"POST", MODELS_PATH.encode()))
 
     def turn_away(self, caller: Caller, error: PenstockError) -> None:
         """Lets the application know, and count, that a body was not read."""
@@ -108,6 +115,20 @@ class Calls:
         """For whoever may ask which models there are."""
         await self._get(caller, b"/v1/models")
         return server_metadata()
+
+    async def repository_index(self, caller: Caller, repository: str, *, ready: bool) -> list[dict[str, str]]:
+        """Models with their versions and states. `ready`: those alone that can serve. Raises Refusal, PenstockError."""
+        found = [await self._indexed(caller, entry) for entry in await self.repository.index(caller, repository)]
+        return only_ready(found) if ready else found
+
+    async def _indexed(self, caller: Caller, entry: dict[str, str]) -> dict[str, str]:
+        if "state" in entry:
+            return entry
+        try:
+            is_ready = await self.is_model_ready(caller, entry["name"], "")
+        except (Refusal, PenstockError):
+            is_ready = False
+        return with_state(entry, is_ready=is_ready)
 
     async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         if (tensors := self.tensors_of(model)) is not None:

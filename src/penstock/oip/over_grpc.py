@@ -185,6 +185,9 @@ class OverGrpc:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_load,
+            "RepositoryModelUnload": self._repository_unload,
         }
         handlers = {}
         for name, (request, response) in METHODS.items():
@@ -229,6 +232,20 @@ class OverGrpc:
 
     async def _model_statistics(self, request: Message, caller: Caller) -> dict[str, Any]:
         return await self._calls.known_tensors_of(request.name).statistics(caller, request.name, request.version)
+
+    async def _repository_index(self, request: Message, caller: Caller) -> dict[str, Any]:
+        found = await self._calls.repository_index(_named(caller), request.repository_name, ready=request.ready)
+        return {"models": found}
+
+    async def _repository_load(self, request: Message, caller: Caller) -> dict[str, Any]:
+        order = self._calls.repository.load
+        await order(_named(caller), request.model_name, request.parameters, request.repository_name)
+        return {}
+
+    async def _repository_unload(self, request: Message, caller: Caller) -> dict[str, Any]:
+        order = self._calls.repository.unload
+        await order(_named(caller), request.model_name, request.parameters, request.repository_name)
+        return {}
 
     # -- inference
 
@@ -402,6 +419,13 @@ def _caller(context: Any) -> Caller:
     metadata = context.invocation_metadata() or ()
     headers = {name.encode(): value.encode("latin-1") for name, value in metadata if isinstance(value, str)}
     return Caller(headers, _peer(context.peer()))
+
+
+def _named(caller: Caller) -> Caller:
+    """With the host name that an order must come by where no key is asked for. Pages of a browser, which that is about,
+    speak no gRPC; so who comes from this machine has reached it by a name of its own."""
+    is_local = caller.peer == "::1" or caller.peer.startswith("127.")
+    return caller._replace(headers={**caller.headers, b"host": b"127.0.0.1"}) if is_local else caller
 
 
 def _peer(peer: str) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -21,7 +21,7 @@ from penstock.api.oip.answer import Generated, Refusal
 from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
 from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
 from penstock.core.config import shown
-from penstock.core.errors import MethodNotAllowed, NotFound, PenstockError, UnsupportedParameter
+from penstock.core.errors import InvalidRequest, MethodNotAllowed, NotFound, PenstockError, UnsupportedParameter
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request, render
 from penstock.http.server import App, BodyGate, OpenGate
@@ -36,7 +36,11 @@ logger = logging.getLogger("penstock")
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
 _ALL_STATISTICS = b"/v2/models/stats"
+_REPOSITORY = b"/v2/repository/"
+_INDEX = b"/v2/repository/index"
+_ORDERS = re.compile(rb"/v2/repository/models/(?P<model>[^/]+)/(?P<call>load|unload)")
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
+_WRITING = ("infer", "generate", "generate_stream", "index", "load", "unload")
 _MODEL = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
     rb"(?:/(?P<call>ready|infer|generate_stream|generate|config|stats))?"
@@ -60,14 +64,14 @@ class Target(NamedTuple):
 
 def is_ours(path: bytes) -> bool:
     """Under /v2 there are other APIs too, such as /v2/rerank."""
-    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/"))
+    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/", _REPOSITORY))
 
 
 def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
     exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
-    exact[_ALL_STATISTICS] = "stats"
+    exact |= {_ALL_STATISTICS: "stats", _INDEX: "index"}
     if path in exact:
         target = Target(exact[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
@@ -75,12 +79,29 @@ def target_of(request: Request) -> Target:
             unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
         )
         target = Target(call or "model", model, version)
+    elif found := _ORDERS.fullmatch(path):
+        target = Target(found["call"].decode(), unquote(found["model"].decode("latin-1")))
     else:
         raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
-    allowed = _WRITE if target.call in ("infer", "generate", "generate_stream") else _READ
+    allowed = _WRITE if target.call in _WRITING else _READ
     if request.method not in allowed:
         raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
     return target
+
+
+class _IndexAsked(msgspec.Struct, forbid_unknown_fields=True):
+    ready: bool = False
+
+
+class _OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
+    parameters: dict[str, Any] = {}
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
 
 
 class OverHttp:
@@ -108,13 +129,17 @@ class OverHttp:
     def body_owner(self, head: Request) -> str | None:
         if not is_ours(head.path):
             return self._gate.body_owner(head)
-        return self._calls.body_owner(Caller(head.headers)) if head.method == b"POST" else None
+        if head.method != b"POST" or head.path == _INDEX:
+            return None
+        caller = Caller(head.headers)
+        return self._calls.order_owner(caller) if _ORDERS.fullmatch(head.path) else self._calls.body_owner(caller)
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         if not is_ours(exchange.request.path):
             self._gate.turn_away(exchange, error)
             return
-        self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
+        if not exchange.request.path.startswith(_REPOSITORY):
+            self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
         _refuse(exchange, Refusal.of(error))
 
 
@@ -177,6 +202,13 @@ class _Answering:
                 self._respond({"name": model, "ready": is_ready}, 200 if is_ready else 503)
             case "config" | "stats" as call:
                 await self._describe(calls.known_tensors_of(model), call, model, version)
+            case "index":
+                wanted = _decoded(body, _IndexAsked)
+                self._respond(await calls.repository_index(caller, "", ready=wanted.ready))
+            case "load" | "unload" as verb:
+                order = calls.repository.load if verb == "load" else calls.repository.unload
+                await order(caller, model, _decoded(body, _OrderAsked).parameters)
+                self._exchange.respond(200, JSON, b"{}")
             case "infer" if (tensors := calls.tensors_of(model)) is not None:
                 found = await tensors.infer(caller, model, version, TensorBody(body, self._json_length()))
                 self._exchange.respond(200, header_lines(found), found.data)

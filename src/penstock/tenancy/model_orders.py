@@ -146,7 +146,9 @@ def _changed(
 def _is_done(verb: Verb, residency: ModelResidency, order: ModelOrder) -> bool:
     state = Residence(residency.state)
     match verb:
-        case Verb.LOAD | Verb.PIN:
+        case Verb.LOAD:
+            return state is Residence.LOADED and order.wish != Wish.LOAD
+        case Verb.PIN:
             return state is Residence.LOADED
         case Verb.UNLOAD:
             return state is Residence.UNLOADED

@@ -156,6 +156,7 @@ class TensorReplica:
     def _routes(self) -> list[Route]:
         return [
             Route("GET", "/health", self._live),
+            Route("GET", "/health/deep", self._works),
             Route("GET", "/ready", self._ready),
             Route("GET", "/metrics", self._metrics),
             Route("GET", "/v1/models", self._models),
@@ -169,6 +170,10 @@ class TensorReplica:
 
     async def _live(self, request: Request, sink: Sink) -> None:
         await _tell(sink, not self._is_stopped, engine=self.state)
+
+    async def _works(self, request: Request, sink: Sink) -> None:
+        """Whether the model is there; what it takes, nobody here knows, so it is not asked to compute."""
+        await _tell(sink, self.state == "ready", engine=self.state)
 
     async def _ready(self, request: Request, sink: Sink) -> None:
         why = {"reason": self.drain.reason} if self.drain.is_begun else {}

@@ -9,7 +9,7 @@ from penstock.api.oip.request import DEFAULT_VERSION, FINISH_REASON, OWN, PARAME
 from penstock.api.oip.tensors import BYTES
 
 SERVER = "penstock"
-EXTENSIONS = ("binary_tensor_data", "parameters", "generate")
+EXTENSIONS = ("binary_tensor_data", "parameters", "generate", "model_repository")
 
 
 class TensorMetadata(NamedTuple):
