@@ -109,9 +109,20 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator[RealServer]:
-    """`forks`: its engine and ranks are forked from the tests' template; else each is executed."""
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *FORMAT, "--port", "0", *flags]
+def real_server(*flags: str, model: str | None = MODEL, forks: bool = True) -> Iterator[RealServer]:
+    """`model`: None: the flags name some. `forks`: its engine and ranks are forked from the tests' template; else each
+    is executed."""
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "serve",
+        *filter(None, [model]),
+        *FORMAT,
+        "--port",
+        "0",
+        *flags,
+    ]
     environment = os.environ | (forking() if forks else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     assert process.stdout is not None
@@ -124,7 +135,7 @@ def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator
         banner = "".join(lines)
         found = re.search(r"https?://[^\s/,]+", banner)
         assert found is not None
-        yield RealServer(process, found.group(), banner, Path(model).name)
+        yield RealServer(process, found.group(), banner, Path(model or "").name)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

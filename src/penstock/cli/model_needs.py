@@ -5,6 +5,7 @@ It is an estimate, made before anything is loaded: `weights_gib` and `kv_floor_g
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +34,8 @@ _GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its 
 _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
 _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+_SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -66,7 +69,7 @@ def shared_device(engine: EngineSettings, memory_gib: float | None) -> Device:
 def _first_gpu() -> tuple[str, int] | None:
     source = open_nvml()
     if source is None:
-        return None
+        return _told_by_nvidia_smi() if _NVIDIA_DRIVER.exists() else None
     try:
         for reading in source.read():
             if reading.memory_total_bytes:
@@ -74,6 +77,20 @@ def _first_gpu() -> tuple[str, int] | None:
     finally:
         source.close()
     return None
+
+
+def _told_by_nvidia_smi() -> tuple[str, int]:
+    """For an installation without NVML's package. Raises ConfigError."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        first = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=True).stdout.splitlines()[
+            0
+        ]
+        name, _, mib = first.rpartition(",")
+        return name.strip(), int(mib) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        message = "this machine has a GPU whose memory nobody tells: pip install 'penstock[gpu]', or set device: cpu"
+        raise ConfigError(message, param="engine.device") from None
 
 
 def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles, device: Device) -> ModelNeeds:

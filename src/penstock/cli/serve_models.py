@@ -99,6 +99,7 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         load_on_use=models.load_on_use,
         idle_s=models.idle_s,
         parks=models.parks,
+        one_at_a_time=device.is_gpu,
     )
     pinned = [name for name, entry in models.entries().items() if entry.pinned]
     shared = SharedDevice(device.name, rules, needs, pinned, device.fit)

@@ -1,0 +1,287 @@
+"""`penstock serve A=MODEL B=MODEL` as a user starts it: models that do not all fit, behind one address."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+import yaml
+from tritonclient.utils import InferenceServerException
+
+from tests.cli.real_server import PATIENCE_S, TINY_CONTEXT, RealServer, real_server, write_tiny_model
+from tests.template import engine_of
+from tests.tensors.models import save_classifier
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+MIN_RESIDENCE_S = 1.0
+# Of 1.2 GiB, three of these models may have 0.3 each at least; `classifier` has its 0.25, so two are there beside it.
+NEEDS = {"weights_gib": 0.01, "kv_floor_gib": 0.01}
+AWAY = ("unloaded", "parked")
+TEXT = ("alpha", "beta", "gamma")
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@dataclass
+class Several:
+    server: RealServer
+    grpc: str
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.server.url + path, data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def chat(self, model: str, **more: Any) -> tuple[int, Any]:
+        body = {"model": model, "max_tokens": 3, "ignore_eos": True, "messages": MESSAGES}
+        return self.ask("POST", "/v1/chat/completions", body | more)
+
+    def model(self, name: str) -> Any:
+        status, found = self.ask("GET", f"/v1/penstock/models/{name}")
+        assert status == 200
+        return found
+
+    def state(self, name: str) -> str:
+        return str(self.model(name)["state"])
+
+    def order(self, name: str, verb: str, body: object = None) -> tuple[int, Any]:
+        return self.ask("POST", f"/v1/penstock/models/{name}/{verb}", body or {})
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock.cli.main", "models", *words, "--server", self.server.url]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    @contextlib.contextmanager
+    def stream(self, model: str) -> Iterator[Iterator[bytes]]:
+        """Lines of an answer that goes on until it is closed."""
+        body = {"model": model, "stream": True, "ignore_eos": True, "max_tokens": TINY_CONTEXT // 2}
+        data = json.dumps(body | {"messages": MESSAGES}).encode()
+        request = urllib.request.Request(f"{self.server.url}/v1/chat/completions", data)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            yield iter(answer.readline, b"")
+
+
+def next_event(lines: Iterator[bytes]) -> Any:
+    return next(json.loads(line[6:]) for line in lines if line.startswith(b"data: {"))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    directory = tmp_path_factory.mktemp("several")
+    tiny = directory / "tiny"
+    tiny.mkdir()
+    write_tiny_model(tiny)
+    classifier = save_classifier(directory / "classifier.onnx")
+    small = {"model": str(tiny), **NEEDS}
+    file = directory / "models.yaml"
+    models = dict.fromkeys(TEXT, small) | {"classifier": {"model": str(classifier), "pinned": True}}
+    file.write_text(yaml.safe_dump({"memory_gib": 1.2, "min_residence_s": MIN_RESIDENCE_S, "models": models}))
+    flags = ("--models", str(file), "--load", "dummy", "--dtype", "float32", "--grpc-port", "0", "--threads", "1")
+    with real_server(*flags, model=None) as server:
+        grpc = next(line for line in server.banner.splitlines() if line.startswith("gRPC")).rpartition(" at ")[2]
+        yield Several(server, grpc)
+
+
+def test_models_that_fit_together_are_loaded_at_the_start(several: Several) -> None:
+    assert "memory plan of cpu, 1.20 GiB for models:" in several.server.banner
+    assert "loaded at the start: classifier, alpha, beta; by use: gamma" in several.server.banner
+    found = several.ask("GET", "/v1/penstock/models")[1]
+    assert {one["name"]: one["state"] for one in found["models"]} == {
+        "alpha": "loaded",
+        "beta": "loaded",
+        "classifier": "loaded",
+        "gamma": "unloaded",
+    }
+    (device,) = found["devices"]
+    assert device["held_bytes"] == sum(one["memory"]["held_bytes"] for one in found["models"])
+    assert device["held_bytes"] + device["free_bytes"] == device["total_bytes"]
+
+
+def test_a_request_loads_its_model_in_the_place_of_the_one_that_was_used_longest_ago(several: Several) -> None:
+    for name in ("beta", "alpha"):
+        assert several.chat(name)[0] == 200
+        eventually(lambda name=name: several.model(name)["used_at"])
+    with several.stream("gamma") as lines:
+        first = next(lines)
+        assert first.startswith(b": waiting for a replica, ready "), "a held stream is told of its wait in comments"
+        assert next_event(lines)["model"] == "gamma"
+        assert several.state("beta") in AWAY
+        assert several.state("alpha") == "loaded"
+
+
+def test_a_model_does_not_leave_in_the_middle_of_a_stream(several: Several) -> None:
+    several.chat("gamma")
+    several.chat("alpha")
+    away = next(name for name in TEXT if several.state(name) in AWAY)
+    busy = [name for name in TEXT if name != away]
+    answers: list[tuple[int, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(several.chat(away)))
+    with contextlib.ExitStack() as streams:
+        lines = {name: streams.enter_context(several.stream(name)) for name in busy}
+        for name in busy:
+            next_event(lines[name])
+        asking.start()
+        going = eventually(lambda: [name for name in busy if several.state(name) == "draining"])
+        for name in busy:
+            assert next_event(lines[name])["model"] == name
+        assert going
+        assert not answers
+    asking.join(PATIENCE_S)
+    assert answers[0][0] == 200
+
+
+def test_orders_by_command_and_what_they_refuse(several: Several) -> None:
+    assert several.command("load", "alpha", "--wait").returncode == 0
+    with several.stream("alpha") as lines:
+        next_event(lines)
+        refused = several.command("unload", "alpha")
+        assert refused.returncode != 0
+        assert "1 request is at alpha" in refused.stderr
+        assert several.command("unload", "alpha", "--drain").returncode == 0
+        eventually(lambda: several.state("alpha"), lambda state: state == "draining")
+        assert next_event(lines)["model"] == "alpha", "a drain lets the stream go on"
+    eventually(lambda: several.state("alpha"), lambda state: state == "unloaded")
+    status, found = several.chat("alpha")
+    assert (status, found["error"]["reason"]) == (503, "not_loaded")
+    assert "unloaded by an operator" in found["error"]["message"]
+    loaded = several.command("load", "alpha", "--wait")
+    assert "loaded" in loaded.stdout
+    assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
+    assert "alpha" in several.command("list").stdout
+
+
+def test_a_pinned_model_stays_and_one_more_than_fits_is_refused_in_figures(several: Several) -> None:
+    for name in ("alpha", "beta"):
+        assert several.order(name, "pin")[0] in (200, 202)
+        eventually(lambda name=name: several.state(name), lambda state: state == "loaded")
+    status, found = several.order("gamma", "load")
+    assert (status, found["error"]["reason"]) == (409, "no_room")
+    assert "the device has 1.20 GiB for models" in found["error"]["message"]
+    assert "by alpha" in found["error"]["message"]
+    refused = eventually(lambda: several.chat("gamma"), lambda answer: answer[0] == 503)
+    assert "too little" in refused[1]["error"]["message"]
+    assert several.order("alpha", "unload", {"drain": True})[1]["error"]["reason"] == "pinned"
+    for name in ("alpha", "beta"):
+        assert several.order(name, "unpin")[0] == 200
+    assert eventually(lambda: several.chat("gamma")[0], lambda status: status == 200)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_tritonclient_sees_unloads_loads_and_uses_models(several: Several, kind: str) -> None:
+    client: Any
+    if kind == "http":
+        place = several.server.url.removeprefix("http://")
+        client = tritonclient.http.InferenceServerClient(place, network_timeout=PATIENCE_S)
+    else:
+        client = tritonclient.grpc.InferenceServerClient(several.grpc)
+
+    def states() -> dict[str, str]:
+        found = client.get_model_repository_index(**({"as_json": True} if kind == "grpc" else {}))
+        return {one["name"]: one["state"] for one in (found["models"] if kind == "grpc" else found)}
+
+    with client:
+        assert states()["classifier"] == "READY"
+        client.load_model("alpha")
+        assert client.is_model_ready("alpha")
+        client.unload_model("alpha")
+        eventually(states, lambda found: found["alpha"] == "UNAVAILABLE")
+        assert not client.is_model_ready("nobody") if kind == "grpc" else True
+        for wrong in (lambda: client.load_model("nobody"), lambda: client.load_model("alpha", config="{}")):
+            with pytest.raises(InferenceServerException):
+                wrong()
+        client.load_model("alpha")
+        assert states()["alpha"] == "READY"
+
+
+def test_a_model_that_takes_tensors_comes_and_goes_like_the_others(several: Several) -> None:
+    assert several.order("classifier", "unpin")[0] == 200
+    for name in TEXT:  # by use: whichever is away needs the memory of the one that was used longest ago
+        assert several.chat(name)[0] == 200
+    eventually(lambda: several.state("classifier"), lambda state: state == "unloaded")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+    status, found = several.ask("POST", "/v2/models/classifier/infer", body)
+    assert status == 200, found
+    assert found["outputs"][0]["shape"] == [1, 3]
+
+
+def test_models_that_need_the_same_memory_take_turns_and_stay_for_a_while(several: Several) -> None:
+    """One of the places is pinned, the classifier has another, and two clients want different models in the third."""
+    for name in ("alpha", "classifier"):
+        several.order(name, "pin")
+        eventually(lambda name=name: several.state(name), lambda state: state == "loaded")
+    stop, answers, early = threading.Event(), {"beta": 0, "gamma": 0}, list[str]()
+
+    def use(name: str) -> None:
+        while not stop.is_set():
+            answers[name] += several.chat(name)[0] == 200
+
+    clients = [threading.Thread(target=use, args=(name,)) for name in answers]
+    for client in clients:
+        client.start()
+    loaded_at: dict[str, float] = {}
+
+    def look() -> int:
+        found = several.ask("GET", "/v1/penstock/models")[1]
+        for model in found["models"]:
+            if model["state"] == "loaded":
+                loaded_at[model["name"]] = model["loaded_at"]
+            elif found["at"] < loaded_at.pop(model["name"], 0.0) + MIN_RESIDENCE_S:
+                early.append(model["name"])
+        return min(model["loads"] for model in found["models"] if model["name"] in answers)
+
+    before = look()
+    eventually(look, lambda loads: loads > before)
+    stop.set()
+    for client in clients:
+        client.join(PATIENCE_S)
+    assert not early, "they left before the time that they are promised"
+    assert min(answers.values()) > 0
+    assert several.state("alpha") == "loaded"
+    for name in ("alpha", "classifier"):
+        several.order(name, "unpin")
+
+
+def test_an_engine_that_is_killed_comes_back(several: Several) -> None:
+    assert several.chat("alpha")[0] == 200
+    engine = engine_of_model(several, "alpha")
+    engine.kill()
+    assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
+    assert engine_of_model(several, "alpha").pid != engine.pid
+
+
+def test_a_server_that_is_killed_comes_back(several: Several) -> None:
+    replica = replica_of_model(several, "alpha")
+    replica.kill()
+    assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
+    assert replica_of_model(several, "alpha").pid != replica.pid
+
+
+def engine_of_model(several: Several, name: str) -> psutil.Process:
+    return engine_of(replica_of_model(several, name).pid)
+
+
+def replica_of_model(several: Several, name: str) -> psutil.Process:
+    """The server of its replica, which has a directory named after the model."""
+    (found,) = (
+        process
+        for process in psutil.Process(several.server.process.pid).children(recursive=True)
+        if any(f"/replicas/{name}-" in word for word in process.cmdline())
+    )
+    return found
