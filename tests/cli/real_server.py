@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -22,9 +21,9 @@ import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cli.tiny_model import TINY_CONTEXT, write_tiny_model
 from tests.sdk import Unverified
 from tests.template import engine_of, forking
-from tests.text.small import byte_level, load
 from tests.waiting import eventually
 
 __all__ = ["MODEL", "TINY_CONTEXT", "RealServer", "eventually", "real_server", "tiny_server", "write_tiny_model"]
@@ -33,19 +32,6 @@ MODEL = "smollm2"
 # The format whose answers no measurement of this machine decides, and in half the time that float32 takes.
 FORMAT = ("--dtype", "bfloat16", "--quant", "none")
 PATIENCE_S = 300  # of a client, on a busy machine
-
-TINY_CONTEXT = 1 << 16  # tokens: a stream of so many surely runs until somebody ends it
-TINY = {
-    "model_type": "llama",
-    "vocab_size": 600,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": TINY_CONTEXT,
-    "eos_token_id": 2,
-}
-TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 
 
 @dataclass
@@ -149,10 +135,3 @@ def real_server(*flags: str, model: str | None = MODEL, forks: bool = True) -> I
 def tiny_server(directory: Path, *flags: str, forks: bool = True) -> contextlib.AbstractContextManager[RealServer]:
     """A server of the random model in `directory`: for tests in which no text has to make sense."""
     return real_server("--load", "dummy", "--dtype", "float32", *flags, model=str(directory), forks=forks)
-
-
-def write_tiny_model(directory: Path, **config: object) -> None:
-    """The files of a model without weights; its vocabulary is larger than its tokenizer's, as many models have it."""
-    (directory / "config.json").write_text(json.dumps({**TINY, **config}))
-    (directory / "tokenizer.json").write_text(load(byte_level()).to_json())
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

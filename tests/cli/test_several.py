@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -20,7 +14,9 @@ import tritonclient.http
 import yaml
 from tritonclient.utils import InferenceServerException
 
-from tests.cli.real_server import PATIENCE_S, TINY_CONTEXT, RealServer, real_server, write_tiny_model
+from tests.cli.real_server import PATIENCE_S, RealServer, real_server
+from tests.cli.several_models import Several, next_event
+from tests.cli.tiny_model import write_tiny_model
 from tests.template import engine_of
 from tests.tensors.models import save_classifier
 from tests.waiting import eventually
@@ -32,58 +28,10 @@ MIN_RESIDENCE_S = 1.0
 NEEDS = {"weights_gib": 0.01, "kv_floor_gib": 0.01}
 AWAY = ("unloaded", "parked")
 TEXT = ("alpha", "beta", "gamma")
-MESSAGES = [{"role": "user", "content": "a"}]
-
-
-@dataclass
-class Several:
-    server: RealServer
-    grpc: str
-
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.server.url + path, data, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def chat(self, model: str, **more: Any) -> tuple[int, Any]:
-        body = {"model": model, "max_tokens": 3, "ignore_eos": True, "messages": MESSAGES}
-        return self.ask("POST", "/v1/chat/completions", body | more)
-
-    def model(self, name: str) -> Any:
-        status, found = self.ask("GET", f"/v1/penstock/models/{name}")
-        assert status == 200
-        return found
-
-    def state(self, name: str) -> str:
-        return str(self.model(name)["state"])
-
-    def order(self, name: str, verb: str, body: object = None) -> tuple[int, Any]:
-        return self.ask("POST", f"/v1/penstock/models/{name}/{verb}", body or {})
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock.cli.main", "models", *words, "--server", self.server.url]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    @contextlib.contextmanager
-    def stream(self, model: str) -> Iterator[Iterator[bytes]]:
-        """Lines of an answer that goes on until it is closed."""
-        body = {"model": model, "stream": True, "ignore_eos": True, "max_tokens": TINY_CONTEXT // 2}
-        data = json.dumps(body | {"messages": MESSAGES}).encode()
-        request = urllib.request.Request(f"{self.server.url}/v1/chat/completions", data)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            yield iter(answer.readline, b"")
-
-
-def next_event(lines: Iterator[bytes]) -> Any:
-    return next(json.loads(line[6:]) for line in lines if line.startswith(b"data: {"))
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     directory = tmp_path_factory.mktemp("several")
     tiny = directory / "tiny"
     tiny.mkdir()
@@ -95,13 +43,18 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     file.write_text(yaml.safe_dump({"memory_gib": 1.2, "min_residence_s": MIN_RESIDENCE_S, "models": models}))
     flags = ("--models", str(file), "--load", "dummy", "--dtype", "float32", "--grpc-port", "0", "--threads", "1")
     with real_server(*flags, model=None) as server:
-        grpc = next(line for line in server.banner.splitlines() if line.startswith("gRPC")).rpartition(" at ")[2]
-        yield Several(server, grpc)
+        yield server
 
 
-def test_models_that_fit_together_are_loaded_at_the_start(several: Several) -> None:
-    assert "memory plan of cpu, 1.20 GiB for models:" in several.server.banner
-    assert "loaded at the start: classifier, alpha, beta; by use: gamma" in several.server.banner
+@pytest.fixture(scope="module")
+def several(server: RealServer) -> Several:
+    grpc = next(line for line in server.banner.splitlines() if line.startswith("gRPC")).rpartition(" at ")[2]
+    return Several(server.url, grpc)
+
+
+def test_models_that_fit_together_are_loaded_at_the_start(server: RealServer, several: Several) -> None:
+    assert "memory plan of cpu, 1.20 GiB for models:" in server.banner
+    assert "loaded at the start: classifier, alpha, beta; by use: gamma" in server.banner
     found = several.ask("GET", "/v1/penstock/models")[1]
     assert {one["name"]: one["state"] for one in found["models"]} == {
         "alpha": "loaded",
@@ -187,7 +140,7 @@ def test_a_pinned_model_stays_and_one_more_than_fits_is_refused_in_figures(sever
 def test_tritonclient_sees_unloads_loads_and_uses_models(several: Several, kind: str) -> None:
     client: Any
     if kind == "http":
-        place = several.server.url.removeprefix("http://")
+        place = several.url.removeprefix("http://")
         client = tritonclient.http.InferenceServerClient(place, network_timeout=PATIENCE_S)
     else:
         client = tritonclient.grpc.InferenceServerClient(several.grpc)
@@ -258,30 +211,26 @@ def test_models_that_need_the_same_memory_take_turns_and_stay_for_a_while(severa
         several.order(name, "unpin")
 
 
-def test_an_engine_that_is_killed_comes_back(several: Several) -> None:
+def test_an_engine_that_is_killed_comes_back(server: RealServer, several: Several) -> None:
     assert several.chat("alpha")[0] == 200
-    engine = engine_of_model(several, "alpha")
+    engine = engine_of(replica_of(server, "alpha").pid)
     engine.kill()
     assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
-    assert engine_of_model(several, "alpha").pid != engine.pid
+    assert engine_of(replica_of(server, "alpha").pid).pid != engine.pid
 
 
-def test_a_server_that_is_killed_comes_back(several: Several) -> None:
-    replica = replica_of_model(several, "alpha")
+def test_a_server_that_is_killed_comes_back(server: RealServer, several: Several) -> None:
+    replica = replica_of(server, "alpha")
     replica.kill()
     assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
-    assert replica_of_model(several, "alpha").pid != replica.pid
+    assert replica_of(server, "alpha").pid != replica.pid
 
 
-def engine_of_model(several: Several, name: str) -> psutil.Process:
-    return engine_of(replica_of_model(several, name).pid)
-
-
-def replica_of_model(several: Several, name: str) -> psutil.Process:
+def replica_of(server: RealServer, name: str) -> psutil.Process:
     """The server of its replica, which has a directory named after the model."""
     (found,) = (
         process
-        for process in psutil.Process(several.server.process.pid).children(recursive=True)
+        for process in psutil.Process(server.process.pid).children(recursive=True)
         if any(f"/replicas/{name}-" in word for word in process.cmdline())
     )
     return found
