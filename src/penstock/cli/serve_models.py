@@ -35,7 +35,7 @@ from penstock.fleet.residency.policy import Rules
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings
-from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
@@ -109,7 +109,11 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
         fleet = _fleet(fleet_name, settings, models, each, takes_tensors)
-        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared))
+        admin_port = models.admin_port
+        if admin_port is None and settings.server.host not in LOOPBACK:
+            admin_port = 0
+        running = run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, admin_port=admin_port)
+        uvloop.run(running)
 
 
 def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettings) -> list[str]:

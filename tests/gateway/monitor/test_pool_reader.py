@@ -87,6 +87,7 @@ def test_models_that_share_a_device_have_their_state_and_memory() -> None:
         'penstock_fleet_model_state{pool="p",state="loaded"} 1',
         'penstock_fleet_model_state{pool="b",state="unloaded"} 1',
         'penstock_fleet_model_memory_bytes{pool="p",part="kv"} 30',
+        'penstock_fleet_model_pinned{pool="p"} 1',
         'penstock_fleet_model_waiting_requests{pool="b"} 3',
         'penstock_fleet_model_moves_total{pool="p",move="load"} 2',
         'penstock_fleet_device_memory_bytes{device="H200",part="held"} 70',

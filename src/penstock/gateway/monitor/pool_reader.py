@@ -110,7 +110,7 @@ def _of_shared_models(pools: Iterable[PoolStatus]) -> dict[Metric, dict[Labels, 
             for pool, model in models
             for part, num_bytes in (("held", model.held_bytes), ("kv", model.kv_bytes))
         },
-        catalog.MODEL_PINNED: {(pool,): model.pinned for pool, model in models},
+        catalog.MODEL_PINNED: {(pool,): int(model.pinned) for pool, model in models},
         catalog.MODEL_WAITING: {(pool,): model.waiting for pool, model in models},
         catalog.MODEL_MOVES: {
             (pool, move): count
