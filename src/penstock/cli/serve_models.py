@@ -83,9 +83,9 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
     for name, entry in models.entries().items():
         with within(f"models.{name}."):
             if name in takes_tensors:
-                directory = open_directory(entry.model)
-                needs.append(tensor_needs(name, entry, directory, device))
-                lines.append(f"loading {name} from {directory.path}")
+                repository = open_directory(entry.model)
+                needs.append(tensor_needs(name, entry, repository, device))
+                lines.append(f"loading {name} from {repository.path}")
                 continue
             files = check(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
