@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from tests.cli.real_server import PATIENCE_S, RealServer, real_server
 from tests.cli.several_models import Several, next_event
 from tests.cli.tiny_model import write_tiny_model
+from tests.console.browser import chromium, opened
 from tests.template import engine_of
 from tests.tensors.models import save_classifier
 from tests.waiting import eventually
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.slow
 MIN_RESIDENCE_S = 1.0
 # Of 1.2 GiB, three of these models may have 0.3 each at least; `classifier` has its 0.25, so two are there beside it.
 NEEDS = {"weights_gib": 0.01, "kv_floor_gib": 0.01}
-AWAY = ("unloaded", "parked")
 TEXT = ("alpha", "beta", "gamma")
 
 
@@ -40,7 +40,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     small = {"model": str(tiny), **NEEDS}
     file = directory / "models.yaml"
     models = dict.fromkeys(TEXT, small) | {"classifier": {"model": str(classifier), "pinned": True}}
-    file.write_text(yaml.safe_dump({"memory_gib": 1.2, "min_residence_s": MIN_RESIDENCE_S, "models": models}))
+    file.write_text(
+        yaml.safe_dump({"memory_gib": 1.2, "min_residence_s": MIN_RESIDENCE_S, "parks": False, "models": models})
+    )
     flags = ("--models", str(file), "--load", "dummy", "--dtype", "float32", "--grpc-port", "0", "--threads", "1")
     with real_server(*flags, model=None) as server:
         yield server
@@ -75,14 +77,14 @@ def test_a_request_loads_its_model_in_the_place_of_the_one_that_was_used_longest
         first = next(lines)
         assert first.startswith(b": waiting for a replica, ready "), "a held stream is told of its wait in comments"
         assert next_event(lines)["model"] == "gamma"
-        assert several.state("beta") in AWAY
+        assert several.state("beta") == "unloaded"
         assert several.state("alpha") == "loaded"
 
 
 def test_a_model_does_not_leave_in_the_middle_of_a_stream(several: Several) -> None:
     several.chat("gamma")
     several.chat("alpha")
-    away = next(name for name in TEXT if several.state(name) in AWAY)
+    away = next(name for name in TEXT if several.state(name) == "unloaded")
     busy = [name for name in TEXT if name != away]
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(several.chat(away)))
@@ -117,7 +119,9 @@ def test_orders_by_command_and_what_they_refuse(several: Several) -> None:
     loaded = several.command("load", "alpha", "--wait")
     assert "loaded" in loaded.stdout
     assert eventually(lambda: several.chat("alpha")[0], lambda status: status == 200)
-    assert "alpha" in several.command("list").stdout
+    assert several.command("park", "alpha", "--wait").returncode == 0
+    assert "parked" in several.command("list").stdout
+    assert several.chat("alpha")[0] == 200, "a request wakes it"
 
 
 def test_a_pinned_model_stays_and_one_more_than_fits_is_refused_in_figures(several: Several) -> None:
@@ -174,6 +178,17 @@ def test_a_model_that_takes_tensors_comes_and_goes_like_the_others(several: Seve
     assert found["outputs"][0]["shape"] == [1, 3]
 
 
+def test_the_console_shows_models_with_their_memory_and_gives_orders(server: RealServer, several: Several) -> None:
+    with chromium() as browser, opened(browser, f"{server.url}/#/replicas") as page:
+        card = page.get_by_role("region", name="Models on cpu")
+        row = card.get_by_role("row", name="alpha")
+        row.get_by_role("button", name="Pin", exact=True).click()
+        eventually(lambda: several.model("alpha")["pinned"])
+        row.get_by_role("button", name="Unpin").click()
+        eventually(lambda: not several.model("alpha")["pinned"])
+        assert "of 1.20 GiB held" in card.inner_text()
+
+
 def test_models_that_need_the_same_memory_take_turns_and_stay_for_a_while(several: Several) -> None:
     """One of the places is pinned, the classifier has another, and two clients want different models in the third."""
     for name in ("alpha", "classifier"):
@@ -228,9 +243,11 @@ def test_a_server_that_is_killed_comes_back(server: RealServer, several: Several
 
 def replica_of(server: RealServer, name: str) -> psutil.Process:
     """The server of its replica, which has a directory named after the model."""
-    (found,) = (
-        process
-        for process in psutil.Process(server.process.pid).children(recursive=True)
-        if any(f"/replicas/{name}-" in word for word in process.cmdline())
-    )
-    return found
+    (found,) = (one for one in _running(server) if any(f"/replicas/{name}-" in word for word in one[1]))
+    return found[0]
+
+
+def _running(server: RealServer) -> Iterator[tuple[psutil.Process, list[str]]]:
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield process, process.cmdline()

@@ -129,10 +129,17 @@ class OverHttp:
     def body_owner(self, head: Request) -> str | None:
         if not is_ours(head.path):
             return self._gate.body_owner(head)
-        if head.method != b"POST" or head.path == _INDEX:
+        if head.method != b"POST":
             return None
         caller = Caller(head.headers)
-        return self._calls.order_owner(caller) if _ORDERS.fullmatch(head.path) else self._calls.body_owner(caller)
+        if _ORDERS.fullmatch(head.path):
+            return self._calls.order_owner(caller)
+        try:
+            return self._calls.body_owner(caller)
+        except PenstockError:
+            if head.path != _INDEX:
+                raise
+            return self._calls.order_owner(caller)  # the index is for admins too
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         if not is_ours(exchange.request.path):
