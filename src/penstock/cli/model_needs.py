@@ -22,7 +22,7 @@ from penstock.fleet.residency.memory_plan import ModelNeeds
 from penstock.fleet.residency.settings import ModelEntry
 from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
 from penstock.hub.encoder import EncoderCheckpoint
-from penstock.hub.resolve import ModelFiles
+from penstock.hub.resolve import ModelFiles, resolve
 from penstock.observe.gpu.nvml import open_nvml
 from penstock.tensors.repository import ModelDirectory
 
@@ -100,7 +100,13 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
             raise ConfigError("models that share one device have one rank each", param=f"engine.{each}")
     formats = _formats(engine, device)
     model = ModelBytes(files.config, formats)
-    weight_bytes = int(entry.weights_gib * _GIB) if entry.weights_gib is not None else _weights(model, engine, files)
+    models = [(model, files)]
+    if engine.draft is not None:
+        drafting = resolve(engine.draft)
+        models.append((ModelBytes(drafting.config, formats), drafting))
+    weight_bytes = sum(_weights(each, engine, of) for each, of in models)
+    if entry.weights_gib is not None:
+        weight_bytes = int(entry.weights_gib * _GIB)
     usual = _GPU_STEP if device.is_gpu else _CPU_STEP
     chunk_tokens, max_num_seqs = engine.chunk_tokens or usual[0], engine.max_num_seqs or usual[1]
     step = memory_in(0, files.config, formats=formats, chunk_tokens=chunk_tokens, max_num_seqs=max_num_seqs)
@@ -109,7 +115,8 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
         step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
     fixed_bytes = weight_bytes + step_bytes
     context = longest_context(engine, files.config)
-    floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
+    token_bytes = 0 if isinstance(files, EncoderCheckpoint) else sum(each.kv_bytes_per_token for each, _ in models)
+    floor_bytes, most_bytes = _kv_bytes(token_bytes, entry, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
 
@@ -144,11 +151,10 @@ def _installed(distribution: str) -> str:
         return ""
 
 
-def _kv_bytes(model: ModelBytes, entry: ModelEntry, files: ModelFiles, context: int, device: Device) -> tuple[int, int]:
-    """The floor, and the most that it could use."""
-    if isinstance(files, EncoderCheckpoint):
+def _kv_bytes(token_bytes: int, entry: ModelEntry, context: int, device: Device) -> tuple[int, int]:
+    """The floor, and the most that it could use. `token_bytes`: 0: it has no KV cache."""
+    if not token_bytes:
         return 0, 0
-    token_bytes = model.kv_bytes_per_token
     floor_bytes = min(_FLOOR_TOKENS, context) * token_bytes
     if entry.kv_floor_gib is not None:
         floor_bytes = int(entry.kv_floor_gib * _GIB)

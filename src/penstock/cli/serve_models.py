@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         check_torch()
     needs, lines = [], []
     for name, entry in models.entries().items():
-        with within(f"models.{name}."):
+        with _naming(name):
             if name in takes_tensors:
                 repository = open_directory(entry.model)
                 needs.append(tensor_needs(name, entry, repository, device))
@@ -114,6 +115,16 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
             admin_port = 0
         running = run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, admin_port=admin_port)
         uvloop.run(running)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What is wrong with a model's settings, with its name."""
+    try:
+        with within(f"models.{name}."):
+            yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", param=error.param) from None
 
 
 def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettings) -> list[str]:
