@@ -51,14 +51,14 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
-from penstock.tensors.repository import is_tensor_model
+from penstock.tensors.repository import is_repository, is_tensor_model
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def serve(
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
     its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
-    if is_tensor_model(settings.model):
+    if is_tensor_model(settings.model) or is_repository(settings.model):
         from penstock.cli.serve_tensors import serve_tensors
 
         serve_tensors(settings, on_ready=on_ready, address_file=address_file)
@@ -274,11 +274,12 @@ class HttpServer:
         tls: ServerTls | None = None,
         front: Callable[[App], App] = lambda app: app,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`clock`: of the limits on slow clients. `front`: puts something in front of the application. `tensors`: of
-        models that take tensors."""
+        models that take tensors, `repository`: which come and go by call."""
         self._app = AsgiApp(app)
-        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors)
+        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors, repository=repository)
         self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
         app_and_calls = OverHttp(self._app, calls)

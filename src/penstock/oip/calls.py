@@ -22,8 +22,8 @@ from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
-from penstock.oip.repository import Repository, only_ready, with_state
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.ordered_models import OrderedModels
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 
 COMPLETIONS = b"/v1/completions"
 _SHOWN = (b"x-request-id", b"server-timing")
@@ -44,15 +44,17 @@ class Calls:
         *,
         max_body_bytes: int = ClientLimits().max_body_bytes,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready;
-        `tensors`: models that take tensors, if there may be any."""
+        `tensors`: models that take tensors, if there may be any; `repository`: None: its models come and go
+        by orders, if they do."""
         self._app = app
         self._gate = gate or OpenGate()
         self._can_serve = can_serve
         self.max_body_bytes = max_body_bytes
         self._tensors = tensors
-        self.repository = Repository(app)
+        self.repository = repository or OrderedModels(app, self.is_model_ready)
 
     def tensors_of(self, model: str) -> TensorCalls | None:
         """Who answers for a model that takes tensors; None: it makes text."""
@@ -114,21 +116,7 @@ class Calls:
     async def server_metadata(self, caller: Caller) -> dict[str, Any]:
         """For whoever may ask which models there are."""
         await self._get(caller, b"/v1/models")
-        return server_metadata()
-
-    async def repository_index(self, caller: Caller, repository: str, *, ready: bool) -> list[dict[str, str]]:
-        """Models with their versions and states. `ready`: those alone that can serve. Raises Refusal, PenstockError."""
-        found = [await self._indexed(caller, entry) for entry in await self.repository.index(caller, repository)]
-        return only_ready(found) if ready else found
-
-    async def _indexed(self, caller: Caller, entry: dict[str, str]) -> dict[str, str]:
-        if "state" in entry:
-            return entry
-        try:
-            is_ready = await self.is_model_ready(caller, entry["name"], "")
-        except (Refusal, PenstockError):
-            is_ready = False
-        return with_state(entry, is_ready=is_ready)
+        return server_metadata(has_tensors=self._tensors is not None)
 
     async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         if (tensors := self.tensors_of(model)) is not None:

@@ -16,12 +16,6 @@ _TENSOR = {
 }
 _INPUT, _WANTED = "ModelInferRequest.InferInputTensor", "ModelInferRequest.InferRequestedOutputTensor"
 _OUTPUT, _METADATA = "ModelInferResponse.InferOutputTensor", "ModelMetadataResponse.TensorMetadata"
-_INDEXED = "RepositoryIndexResponse.ModelIndex"
-_ORDER = {
-    "repository_name": (1, "string"),
-    "model_name": (2, "string"),
-    "parameters": (3, "map:ModelRepositoryParameter"),
-}
 MESSAGES = {
     "ServerLiveRequest": {},
     "ServerLiveResponse": {"live": (1, "bool")},
@@ -77,19 +71,6 @@ MESSAGES = {
         "raw_output_contents": (6, "*bytes"),
     },
     _OUTPUT: _TENSOR,
-    "RepositoryIndexRequest": {"repository_name": (1, "string"), "ready": (2, "bool")},
-    "RepositoryIndexResponse": {"models": (1, f"*{_INDEXED}")},
-    _INDEXED: {"name": (1, "string"), "version": (2, "string"), "state": (3, "string"), "reason": (4, "string")},
-    "ModelRepositoryParameter": {
-        "bool_param": (1, "|bool"),
-        "int64_param": (2, "|int64"),
-        "string_param": (3, "|string"),
-        "bytes_param": (4, "|bytes"),
-    },
-    "RepositoryModelLoadRequest": _ORDER,
-    "RepositoryModelLoadResponse": {},
-    "RepositoryModelUnloadRequest": _ORDER,
-    "RepositoryModelUnloadResponse": {},
     "ModelStreamInferResponse": {"error_message": (1, "string"), "infer_response": (2, "ModelInferResponse")},
 }
 METHODS = {
@@ -100,16 +81,13 @@ METHODS = {
     "ModelMetadata": ("ModelMetadataRequest", "ModelMetadataResponse"),
     "ModelInfer": ("ModelInferRequest", "ModelInferResponse"),
     "ModelStreamInfer": ("*ModelInferRequest", "*ModelStreamInferResponse"),
-    "RepositoryIndex": ("RepositoryIndexRequest", "RepositoryIndexResponse"),
-    "RepositoryModelLoad": ("RepositoryModelLoadRequest", "RepositoryModelLoadResponse"),
-    "RepositoryModelUnload": ("RepositoryModelUnloadRequest", "RepositoryModelUnloadResponse"),
     **descriptions.METHODS,
 }
 FILE = ProtoFile(
     "grpc_service.proto",
     "inference",
-    MESSAGES | descriptions.STATISTICS | descriptions.CONFIG,
-    oneofs={"InferParameter": "parameter_choice", "ModelRepositoryParameter": "parameter_choice"} | descriptions.ONEOFS,
+    MESSAGES | descriptions.STATISTICS | descriptions.CONFIG | descriptions.REPOSITORY,
+    oneofs={"InferParameter": "parameter_choice"} | descriptions.ONEOFS,
     services={"GRPCInferenceService": METHODS},
 )
 (SERVICE,) = FILE.services

@@ -233,18 +233,17 @@ class OverGrpc:
     async def _model_statistics(self, request: Message, caller: Caller) -> dict[str, Any]:
         return await self._calls.known_tensors_of(request.name).statistics(caller, request.name, request.version)
 
+    # -- the repository
+
     async def _repository_index(self, request: Message, caller: Caller) -> dict[str, Any]:
-        found = await self._calls.repository_index(_named(caller), request.repository_name, ready=request.ready)
-        return {"models": found}
+        return {"models": await self._calls.repository.index(_named(caller), only_ready=request.ready)}
 
     async def _repository_load(self, request: Message, caller: Caller) -> dict[str, Any]:
-        order = self._calls.repository.load
-        await order(_named(caller), request.model_name, request.parameters, request.repository_name)
+        await self._calls.repository.load(_named(caller), request.model_name, _parameters(request))
         return {}
 
     async def _repository_unload(self, request: Message, caller: Caller) -> dict[str, Any]:
-        order = self._calls.repository.unload
-        await order(_named(caller), request.model_name, request.parameters, request.repository_name)
+        await self._calls.repository.unload(_named(caller), request.model_name, _parameters(request))
         return {}
 
     # -- inference
@@ -332,6 +331,11 @@ class OverGrpc:
         except Exception:
             logger.exception("a request on a stream failed")
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
+
+
+def _parameters(request: Message) -> dict[str, object]:
+    found = {name: (one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    return {name: getattr(one, kind) if kind else None for name, (one, kind) in found.items()}
 
 
 def _give_back(places: asyncio.Semaphore, taken: int, _: object) -> None:

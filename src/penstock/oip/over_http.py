@@ -11,17 +11,19 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 
 from penstock.api import sse
+from penstock.api.decoding import WireStruct, decode
 from penstock.api.oip.answer import Generated, Refusal
 from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
 from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
 from penstock.core.config import shown
-from penstock.core.errors import InvalidRequest, MethodNotAllowed, NotFound, PenstockError, UnsupportedParameter
+from penstock.core.errors import MethodNotAllowed, NotFound, PenstockError, UnsupportedParameter
 from penstock.http.exchange import Exchange
 from penstock.http.message import JSON, Request, render
 from penstock.http.server import App, BodyGate, OpenGate
@@ -36,15 +38,23 @@ logger = logging.getLogger("penstock")
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
 _ALL_STATISTICS = b"/v2/models/stats"
-_REPOSITORY = b"/v2/repository/"
-_INDEX = b"/v2/repository/index"
-_ORDERS = re.compile(rb"/v2/repository/models/(?P<model>[^/]+)/(?P<call>load|unload)")
+_REPOSITORY, _INDEX = b"/v2/repository/", b"/v2/repository/index"
+_EXACT = {
+    _ROOT: "server",
+    b"/v2/": "server",
+    b"/v2/health/live": "live",
+    b"/v2/health/ready": "server_ready",
+    _ALL_STATISTICS: "stats",
+    _INDEX: "index",
+}
+_LONG_PATH = 256  # bytes
+_ORDER = re.compile(rb"/v2/repository/models/(?P<model>.+)/(?P<call>load|unload)")
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
-_WRITING = ("infer", "generate", "generate_stream", "index", "load", "unload")
 _MODEL = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
     rb"(?:/(?P<call>ready|infer|generate_stream|generate|config|stats))?"
 )
+_WRITES = ("infer", "generate", "generate_stream", "index", "load", "unload")
 _EVENTS = render(
     [
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,44 +74,34 @@ class Target(NamedTuple):
 
 def is_ours(path: bytes) -> bool:
     """Under /v2 there are other APIs too, such as /v2/rerank."""
-    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/", _REPOSITORY))
+    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, _REPOSITORY, b"/v2/health/"))
 
 
 def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
-    exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
-    exact |= {_ALL_STATISTICS: "stats", _INDEX: "index"}
-    if path in exact:
-        target = Target(exact[path])
+    return _target_of(request.method, path) if len(path) > _LONG_PATH else _known_target_of(request.method, path)
+
+
+def _target_of(method: bytes, path: bytes) -> Target:
+    if path in _EXACT:
+        target = Target(_EXACT[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
         model, version, call = (
             unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
         )
         target = Target(call or "model", model, version)
-    elif found := _ORDERS.fullmatch(path):
+    elif found := _ORDER.fullmatch(path):
         target = Target(found["call"].decode(), unquote(found["model"].decode("latin-1")))
     else:
         raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
-    allowed = _WRITE if target.call in _WRITING else _READ
-    if request.method not in allowed:
+    allowed = _WRITE if target.call in _WRITES else _READ
+    if method not in allowed:
         raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
     return target
 
 
-class _IndexAsked(msgspec.Struct, forbid_unknown_fields=True):
-    ready: bool = False
-
-
-class _OrderAsked(msgspec.Struct, forbid_unknown_fields=True):
-    parameters: dict[str, Any] = {}
-
-
-def _decoded(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body cannot be read: {error}") from None
+_known_target_of = lru_cache(maxsize=1024)(_target_of)
 
 
 class OverHttp:
@@ -119,10 +119,9 @@ class OverHttp:
             self._app(exchange)
             return
         answering = _Answering(exchange, self._calls)
-        task = asyncio.get_running_loop().create_task(answering.run())
-        answering.give_up = task.cancel
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        answering.task = asyncio.get_running_loop().create_task(answering.run())
+        self._tasks.add(answering.task)
+        answering.task.add_done_callback(self._tasks.discard)
 
     # -- bodies
 
@@ -132,7 +131,7 @@ class OverHttp:
         if head.method != b"POST":
             return None
         caller = Caller(head.headers)
-        if _ORDERS.fullmatch(head.path):
+        if _ORDER.fullmatch(head.path):
             return self._calls.order_owner(caller)
         try:
             return self._calls.body_owner(caller)
@@ -158,21 +157,22 @@ class _Answering:
         self._request = exchange.request
         self._calls = calls
         self._caller = Caller(exchange.request.headers, exchange.peer)
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self.give_up: Callable[[], object] = lambda: None
+        self._may_write: asyncio.Event | None = None  # a client that is slow is waited for
+        self.task: asyncio.Task[None]
         exchange.watcher = self
 
     # -- the exchange's side
 
     def client_gone(self) -> None:
-        self.give_up()
+        self.task.cancel()
 
     def pause(self) -> None:
-        self._may_write.clear()
+        self._may_write = asyncio.Event()
 
     def resume(self) -> None:
-        self._may_write.set()
+        if self._may_write is not None:
+            self._may_write.set()
+            self._may_write = None
 
     # -- the call
 
@@ -209,18 +209,18 @@ class _Answering:
                 self._respond({"name": model, "ready": is_ready}, 200 if is_ready else 503)
             case "config" | "stats" as call:
                 await self._describe(calls.known_tensors_of(model), call, model, version)
-            case "index":
-                wanted = _decoded(body, _IndexAsked)
-                self._respond(await calls.repository_index(caller, "", ready=wanted.ready))
-            case "load" | "unload" as verb:
-                order = calls.repository.load if verb == "load" else calls.repository.unload
-                await order(caller, model, _decoded(body, _OrderAsked).parameters)
-                self._exchange.respond(200, JSON, b"{}")
             case "infer" if (tensors := calls.tensors_of(model)) is not None:
                 found = await tensors.infer(caller, model, version, TensorBody(body, self._json_length()))
                 self._exchange.respond(200, header_lines(found), found.data)
             case "infer":
                 await self._infer(model, version)
+            case "index":
+                only_ready = _read_order(body).ready
+                self._respond(await calls.repository.index(caller, only_ready=only_ready))
+            case "load" | "unload" as call:
+                order = calls.repository.load if call == "load" else calls.repository.unload
+                await order(caller, model, _read_order(body).parameters)
+                self._respond({})
             case "generate":
                 await self._generate(await self._read(lambda: from_generate(model, version, body)))
             case _:
@@ -265,11 +265,25 @@ class _Answering:
                 if not exchange.is_started:
                     exchange.start(200, _EVENTS + render(inference.headers.items()))
                 exchange.write(sse.event(_generated(asked, piece)), piece.is_last)
-                if not piece.is_last:
+                if not piece.is_last and self._may_write is not None:
                     await self._may_write.wait()
 
     def _respond(self, body: object, status: int = 200) -> None:
         self._exchange.respond(status, JSON, msgspec.json.encode(body))
+
+
+class _Order(WireStruct):
+    """The body of a call about the repository; there need not be one."""
+
+    ready: bool = False
+    parameters: dict[str, str | bool | int | float] = msgspec.field(default_factory=dict)
+
+
+def _read_order(body: bytes) -> _Order:
+    return decode(_orders, body) if body.strip() else _Order()
+
+
+_orders = msgspec.json.Decoder(_Order)
 
 
 def _generated(asked: InferenceRequest, piece: Generated) -> bytes:

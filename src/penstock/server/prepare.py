@@ -32,7 +32,8 @@ from penstock.server.guides import GuideTrials
 from penstock.server.offload import Offload
 from penstock.server.prompt_scores import check_scored
 from penstock.server.reasoning import Reasoning, ReasoningLimits
-from penstock.server.served_model import MAX_CONTEXTS, ServedModel
+from penstock.server.served_model import ServedModel
+from penstock.server.text_limits import MAX_CONTEXTS
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.prompt_encoder import render
 from penstock.text.stops import StopStrings

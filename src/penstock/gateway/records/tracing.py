@@ -41,7 +41,7 @@ from penstock.router.router import Choice
 # By surface; all others are chats.
 _OPERATIONS = (
     {"completions": "text_completion"}
-    | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
+    | dict.fromkeys(("embeddings", "rerank", "score", "classify"), "embeddings")
     | dict.fromkeys(("tokenize", "detokenize", "chat/completions/render", "messages/count_tokens"), "tokenize")
 )
 _MAX_CANDIDATES = 16  # of a pick; of more, the best

@@ -7,17 +7,17 @@ both as Triton has it. Models come from the operator's command line or file only
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from penstock.api.model_order import LOOK_S, MODELS_PATH, FollowedOrder, ModelSeen
-from penstock.api.oip.answer import read_refusal
+from penstock.api.oip.answer import Refusal, read_refusal
 from penstock.api.oip.request import DEFAULT_VERSION
 from penstock.core.config import shown
-from penstock.core.errors import EngineFailed, UnsupportedParameter
+from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.http.server import App
 from penstock.oip.inner_exchange import Answer, Caller, InnerExchange, ask
 
@@ -46,14 +46,16 @@ class _Models(msgspec.Struct):
     models: list[ModelSeen]
 
 
-class Repository:
-    def __init__(self, app: App) -> None:
-        self._app = app
+class OrderedModels:
+    """The `RepositoryCalls` of models that orders load and unload, and the index of those that stay."""
 
-    async def index(self, caller: Caller, repository: str = "") -> list[dict[str, str]]:
-        """Models with their states: for an admin those that share a device, for others those that they may use. One of
-        the latter has no state: whoever calls this knows whether it can serve. Raises Refusal, PenstockError."""
-        _check_repository(repository)
+    def __init__(self, app: App, is_ready: Callable[[Caller, str, str], Awaitable[bool]]) -> None:
+        """`is_ready`: whether a model of this name and version can serve the caller. Raises Refusal, PenstockError."""
+        self._app = app
+        self._is_ready = is_ready
+
+    async def index(self, caller: Caller, *, only_ready: bool) -> list[dict[str, Any]]:
+        """For an admin models that share a device, for others those that they may use."""
         shared = await ask(self._app, caller, b"GET", MODELS_PATH.encode())
         found = {}
         if shared.status == 200:
@@ -62,12 +64,21 @@ class Repository:
         if known.status != 200 and not found:
             raise read_refusal(*known)
         for card in _read(known, _Cards).data if known.status == 200 else ():
-            found.setdefault(card.id, {"name": card.id, "version": DEFAULT_VERSION})
-        return list(found.values())
+            if card.id not in found:
+                found[card.id] = await self._entry_of(caller, card.id)
+        return [entry for entry in found.values() if not only_ready or entry["state"] == _READY]
 
-    async def load(self, caller: Caller, model: str, parameters: Mapping[str, Any], repository: str = "") -> None:
-        """Returns when the model is loaded. Raises Refusal, PenstockError."""
-        _check_repository(repository)
+    async def _entry_of(self, caller: Caller, model: str) -> dict[str, str]:
+        """Of a model that nobody orders about."""
+        try:
+            is_ready = await self._is_ready(caller, model, "")
+        except (Refusal, PenstockError):
+            is_ready = False
+        entry = {"name": model, "version": DEFAULT_VERSION, "state": _READY if is_ready else _AWAY}
+        return entry if is_ready else entry | {"reason": "no replica takes requests"}
+
+    async def load(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
+        """Returns when the model is loaded."""
         _check_parameters("load", parameters)
         seen = _read(await self._order(caller, b"POST", model, "/load"), ModelSeen)
         order = FollowedOrder("load", seen)
@@ -75,9 +86,7 @@ class Repository:
             await asyncio.sleep(LOOK_S)
             seen = _read(await self._order(caller, b"GET", model), ModelSeen)
 
-    async def unload(self, caller: Caller, model: str, parameters: Mapping[str, Any], repository: str = "") -> None:
-        """Raises Refusal, PenstockError."""
-        _check_repository(repository)
+    async def unload(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
         _check_parameters("unload", parameters)
         await self._order(caller, b"POST", model, "/unload", b'{"drain":true}')
 
@@ -105,21 +114,7 @@ def _entry(model: ModelSeen) -> dict[str, str]:
     return entry if state == _READY else entry | {"reason": model.failure or model.refusal or model.state}
 
 
-def with_state(entry: Mapping[str, str], *, is_ready: bool) -> dict[str, str]:
-    """A model of the index whose state nobody has said."""
-    return dict(entry) | ({"state": _READY} if is_ready else {"state": _AWAY, "reason": "no replica takes requests"})
-
-
-def only_ready(index: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [entry for entry in index if entry["state"] == _READY]
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise UnsupportedParameter("repository_name: there is one repository, without a name", param="repository_name")
-
-
-def _check_parameters(verb: str, parameters: Mapping[str, Any]) -> None:
+def _check_parameters(verb: str, parameters: Mapping[str, object]) -> None:
     for name in parameters:
         if name not in _KNOWN[verb]:
             said = f"{shown(name)}: models and their settings come from the operator's file"
