@@ -40,7 +40,7 @@ from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
-from penstock.tensors.repository import is_tensor_model, open_directory
+from penstock.tensors.repository import is_repository, is_tensor_model, open_directory
 
 _NEVER_S = 1e9  # streams of a model that leaves are waited for
 _EVERY_S = 0.5  # a client that waits for its model waits for several rounds: drain, leave, load
@@ -83,10 +83,12 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
     needs, lines = [], []
     for name, entry in models.entries().items():
         with _naming(name):
+            if is_repository(entry.model):
+                raise ConfigError(f"{entry.model} has several models: name each, as in NAME={entry.model}/MODEL")
             if name in takes_tensors:
-                repository = open_directory(entry.model)
-                needs.append(tensor_needs(name, entry, repository, device))
-                lines.append(f"loading {name} from {repository.path}")
+                directory_of_model = open_directory(entry.model)
+                needs.append(tensor_needs(name, entry, directory_of_model, device))
+                lines.append(f"loading {name} from {directory_of_model.path}")
                 continue
             files = check(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
