@@ -196,6 +196,7 @@ async def serve(
 
                 def apply_statuses(found: Mapping[str, PoolStatus]) -> None:
                     statuses.apply(found)
+                    gateway.tensor_pools = {pool for pool, one in found.items() if one.takes_tensors}
                     tower.pools.apply(found)
 
                 apply_statuses({one.pool: one for one in store.fleet.pools()})

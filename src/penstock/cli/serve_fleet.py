@@ -91,12 +91,14 @@ async def run_fleet(
     make_lines: Callable[[GatewaySettings, asyncio.Future[Opened]], Lines],
     device: SharedDevice | None = None,
     pipelines: Sequence[str] = (),
+    admin_port: int | None = None,
 ) -> None:
     """A gateway, and a controller whose replicas end with this process. `settings`: those of the gateway's port;
-    `device`: the one that all pools share, if they do; `pipelines`: their files."""
+    `device`: the one that all pools share, if they do; `pipelines`: their files; `admin_port`: one for the console and
+    the admin API alone."""
     url = store_url(None, None)
     models = {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools}
-    gateway = gateway_in_front(settings, url, models, pipelines)
+    gateway = replace(gateway_in_front(settings, url, models, pipelines), admin_port=admin_port)
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)

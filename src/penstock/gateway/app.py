@@ -7,7 +7,7 @@ which is called back. It owns the admission and the replicas, and has the clock 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from random import Random
 from zlib import crc32
@@ -115,6 +115,7 @@ class Gateway(Subscriber):
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.clock = clock
         self.now = clock.now
+        self.tensor_pools: Set[str] = frozenset()  # whose controllers say that their models take tensors
         self._learned = LearnedAdapters()
         self.services = services
         self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s, admission.hold_s)
@@ -444,11 +445,13 @@ class Gateway(Subscriber):
         return [found for model in models for found in self.models_behind(self.routes.find(model))]
 
     def takes_tensors(self, name: str) -> bool:
-        """Whether this model, alias or version is one of tensors, by what its replicas have said of themselves."""
+        """Whether this model, alias or version is one of tensors, by what its replicas or their controller say."""
         try:
             pools = {share.pool for share in self.routes.find(name).pools}
         except ModelNotFound:
             return False
+        if not pools.isdisjoint(self.tensor_pools):
+            return True
         reports = (replica.report for replica in self.replicas.values() if replica.model in pools)
         return any(report is not None and report.takes_tensors for report in reports)
 
