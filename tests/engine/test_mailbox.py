@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.images import ImageInput, image_token
+from penstock.core.images import ImageInput, image_tokens
 from penstock.core.measurements import EngineLoad, EngineMeasurements
 from penstock.core.request import FinishReason, Priority, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -61,7 +61,7 @@ def test_a_request_arrives_with_its_images(ends: tuple[socket.socket, socket.soc
     ours, theirs = ends
     pixels = struct.pack("6f", *range(6))
     image = ImageInput("2a" * 16, 1, 2, [1, 1, 2], [1, 2, 3], pixels)
-    request = Request("r", [1, image_token(image.digest), image_token(image.digest)], max_tokens=3, images=(image,))
+    request = Request("r", [1, *image_tokens(image.digest, 2)], max_tokens=3, images=(image,))
     ours.sendall(frame(Submit(request)))
     assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
 

@@ -1,0 +1,50 @@
+"""An image that was looked at: how many tokens it has and what it is called, before a pixel of it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from penstock.core.image_processor import ImageProcessorConfig
+from penstock.core.images import ImageInput
+from penstock.images.decode import Header, decode, read_header
+from penstock.images.processors import Layout, processor_of
+
+
+@dataclass(frozen=True)
+class ReadImage:
+    data: bytes
+    header: Header
+    layout: Layout
+    digests: tuple[str, ...]  # of its tiles
+    is_low: bool
+
+
+class ImageReader:
+    """For one model. It blocks: a large image takes its time to hash, and more to decode."""
+
+    def __init__(self, config: ImageProcessorConfig, *, max_pixels: int) -> None:
+        self.placeholder = config.placeholder
+        self._name = config.digest
+        self._processor = processor_of(config)
+        self._max_pixels = max_pixels
+
+    def read(self, data: bytes, *, is_low: bool = False) -> ReadImage:
+        """Raises InvalidImage."""
+        header = read_header(data, self._max_pixels)
+        layout = self._processor.layout(header.width, header.height, is_low=is_low)
+        name = f"{blake2b(data, digest_size=32).hexdigest()} {self._name} {is_low}"
+        tiles = range(len(layout.tiles))
+        digests = tuple(blake2b(f"{name} {tile}".encode(), digest_size=32).hexdigest() for tile in tiles)
+        return ReadImage(data, header, layout, digests, is_low)
+
+    def inputs(self, read: ReadImage, starts: Sequence[int]) -> list[ImageInput]:
+        """The image for the engine; `starts`: where the tokens of each tile begin. Raises InvalidImage."""
+        pixels = decode(read.data, read.header)
+        values = self._processor.values(pixels, is_low=read.is_low)
+        parts = zip(read.digests, starts, read.layout.tiles, values, strict=True)
+        return [
+            ImageInput(digest, start, tile.num_tokens, list(tile.grid), list(tile.shape), made.tobytes())
+            for digest, start, tile, made in parts
+        ]
