@@ -11,10 +11,28 @@ from penstock.images.reading import ReadImage
 
 
 @dataclass(frozen=True)
+class PlacedTile:
+    digest: str
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class PlacedPrompt:
-    ids: list[int]
-    starts: list[list[int]]  # of each image, where the tokens of its tiles begin
-    num_image_tokens: int = 0
+    ids: list[int]  # with the placeholder's for each token of an image, as transformers has them
+    tiles: list[list[PlacedTile]]  # of each image
+
+    @property
+    def num_image_tokens(self) -> int:
+        return sum(tile.num_tokens for image in self.tiles for tile in image)
+
+    def keyed_ids(self) -> list[int]:
+        """The ids that an engine is given, and blocks of the cache are named by."""
+        ids = list(self.ids)
+        for image in self.tiles:
+            for tile in image:
+                ids[tile.start : tile.start + tile.num_tokens] = image_tokens(tile.digest, tile.num_tokens)
+        return ids
 
 
 def spelled_out(text: str, images: Sequence[ReadImage], placeholder: str) -> str:
@@ -39,18 +57,18 @@ def num_placed(num_tokens: int, images: Sequence[ReadImage]) -> int:
 
 
 def placed(ids: Sequence[int], images: Sequence[ReadImage], placeholder_id: int) -> PlacedPrompt:
-    """Ids of a text that is spelled out, with the images' own in place of the placeholders."""
+    """From the ids of a text that is spelled out. Raises ValueError where it has too few placeholders."""
     found: list[int] = []
-    starts: list[list[int]] = []
+    tiles: list[list[PlacedTile]] = []
     at = 0
     for image in images:
-        begins = []
+        own = []
         for digest, tile in zip(image.digests, image.layout.tiles, strict=True):
             end = ids.index(placeholder_id, at)
             found += ids[at:end]
-            begins.append(len(found))
-            found += image_tokens(digest, tile.num_tokens)
+            own.append(PlacedTile(digest, len(found), tile.num_tokens))
+            found += [placeholder_id] * tile.num_tokens
             at = end + 1
-        starts.append(begins)
+        tiles.append(own)
     found += ids[at:]
-    return PlacedPrompt(found, starts, sum(image.layout.num_tokens for image in images))
+    return PlacedPrompt(found, tiles)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -39,12 +38,10 @@ class ImageReader:
         digests = tuple(blake2b(f"{name} {tile}".encode(), digest_size=32).hexdigest() for tile in tiles)
         return ReadImage(data, header, layout, digests, is_low)
 
-    def inputs(self, read: ReadImage, starts: Sequence[int]) -> list[ImageInput]:
-        """The image for the engine; `starts`: where the tokens of each tile begin. Raises InvalidImage."""
-        pixels = decode(read.data, read.header)
-        values = self._processor.values(pixels, is_low=read.is_low)
-        parts = zip(read.digests, starts, read.layout.tiles, values, strict=True)
+    def inputs(self, read: ReadImage) -> list[ImageInput]:
+        """The image's tiles for the engine, that begin nowhere yet. Raises InvalidImage."""
+        values = self._processor.values(decode(read.data, read.header), is_low=read.is_low)
         return [
-            ImageInput(digest, start, tile.num_tokens, list(tile.grid), list(tile.shape), made.tobytes())
-            for digest, start, tile, made in parts
+            ImageInput(digest, 0, tile.num_tokens, list(tile.grid), list(tile.shape), made.tobytes())
+            for digest, tile, made in zip(read.digests, read.layout.tiles, values, strict=True)
         ]

@@ -78,6 +78,7 @@ class Generation:
         self.tenant = headers.namespace
         self.kv_source = headers.kv_source
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
+        self.num_image_tokens = prepared.num_image_tokens
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.num_prompt_logprobs = wanted.num_prompt_logprobs()
@@ -122,7 +123,8 @@ class Generation:
             stop_token_ids |= model.special_ids(reasoning.format.stops) if not self.options.ignore_eos else frozenset()
         token_ids = sorted(stop_token_ids)
         is_skipping, is_explicit = self.options.skip_special_tokens, not prepared.cuts_output
-        for prompt_ids in prepared.prompts:
+        for place, prompt_ids in enumerate(prepared.prompts):
+            engine_ids = prepared.engine_prompt(place)
             detokenizer = Detokenizer(
                 model.tokenizer, prompt_ids=prompt_ids, skip_special_tokens=is_skipping, kept_ids=marks
             )
@@ -130,7 +132,7 @@ class Generation:
                 index = len(self._requests)
                 request = Request(
                     id=f"{request_id}-{index}",
-                    prompt_ids=prompt_ids,
+                    prompt_ids=engine_ids,
                     max_tokens=model.fit_output(len(prompt_ids), self.options.max_tokens, is_explicit=is_explicit),
                     sampling=for_choice(sampling, choice),
                     stop_token_ids=token_ids,
@@ -145,6 +147,7 @@ class Generation:
                     is_resumed=headers.resume is not None,
                     kv_source=headers.kv_source,
                     predicted_ids=prepared.predicted_ids,
+                    images=prepared.images,
                     thinking=prepared.thinking,
                 )
                 self._requests.append(request)
@@ -211,7 +214,11 @@ class Generation:
     @property
     def usage(self) -> Usage:
         return Usage.of(
-            self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_reasoning_tokens
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            self.num_cached_tokens,
+            self.num_reasoning_tokens,
+            self.num_image_tokens,
         )
 
     @property
@@ -242,6 +249,8 @@ class Generation:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
         self._stream = engine.open([request for request in self._requests if not self._is_over(request)])
         self._engine = engine
+        if self.num_image_tokens:  # pixels are the engine's now, and would stay here as long as the answer takes
+            self._requests = [msgspec.structs.replace(request, images=()) for request in self._requests]
 
     def give_back(self, error: PenstockError) -> None:
         """Ends the stream here and now; the error goes to its reader."""

@@ -23,7 +23,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.core.errors import InvalidRequest, ModelUnsupported
 from penstock.text import reasoning, tools
 
-
 _PROBE = "penstock"
 
 
