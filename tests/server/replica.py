@@ -29,9 +29,10 @@ from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.fake import adapter_seed
+from penstock.http.outside import Outside
 from penstock.server.app import Replica as ReplicaApp
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import ServedImages, ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.websocket.endpoint import WebSockets
@@ -171,6 +172,8 @@ def serving(
     template: str = CHAT,
     may_return: threading.Event | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    images: ServedImages | None = None,
+    outside: Outside | None = None,
     **options: Any,
 ) -> Iterator[Replica]:
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
@@ -214,9 +217,11 @@ def serving(
         max_loras=shape.max_loras,
         generates=generates,
         embeds=True,
+        images=images,
     )
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
     app.trust.draw_seed = lambda: SEED
+    app.outside = outside
     app.open(model)
     front: list[Any] = [app]
 

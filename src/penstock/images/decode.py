@@ -85,7 +85,7 @@ def _opened(data: bytes) -> Image.Image:
     except Image.DecompressionBombError:
         raise InvalidImage("has more pixels than are ever taken", reason="pixels") from None
     except UnidentifiedImageError:
-        raise InvalidImage(f"is not an image of a kind that is known here: {_NAMES}", reason="type") from None
+        raise InvalidImage(f"is no image of a kind that is known here: {_NAMES}", reason="type") from None
     except _BROKEN as error:
         raise InvalidImage(f"is broken: {_words(error)}", reason="broken") from None
 

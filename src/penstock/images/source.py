@@ -103,6 +103,7 @@ def _is_allowed(place: Place, entry: str) -> bool:
 
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_PROTOCOLS = ipaddress.ip_network("192.0.0.0/24")  # which Python calls private only lately
 _TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
 
@@ -118,6 +119,8 @@ def is_public(address: str) -> bool:
             found = found.ipv4_mapped
         elif found.sixtofour or found.teredo or _is_translated(found):
             return False
+    if found in _PROTOCOLS:
+        return False
     return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
