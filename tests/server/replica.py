@@ -149,7 +149,7 @@ class Replica:
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def tokenizer() -> Tokenizer:
     return small.load(small.byte_level())
 
 
@@ -179,8 +179,8 @@ def serving(
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
     `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may;
     `sleep`: before it is started again."""
-    tokenizer = _tokenizer()
-    vocab_size = tokenizer.vocab_size
+    words = tokenizer()
+    vocab_size = words.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()
     recorder = Recorder(clock, NAME, Slo())
@@ -210,7 +210,7 @@ def serving(
     model = ServedModel(
         NAME,
         config,
-        tokenizer,
+        words,
         ChatTemplate(template),
         max_model_len=shape.num_blocks * shape.block_size,
         created=1,

@@ -11,39 +11,18 @@ from typing import Any
 
 import pytest
 
-from penstock.core.image_processor import ImageProcessorConfig
 from penstock.core.settings import ServerSettings
-from penstock.server.served_model import ServedImages
 from tests.images.samples import data_url, encoded, noise
 from tests.server.replica import NAME, Replica, serving
+from tests.server.seeing import PLACEHOLDER, seeing
 
-PLACEHOLDER = "<think>"  # any token of its own will do
-TEMPLATE = """{% for message in messages %}<s>{{ message.role }}: {% if message.content is string %}\
-{{ message.content }}{% else %}{% for part in message.content %}{{ part.text if part.type == 'text' else '<think>' }}{% endfor %}{% endif %}\
-</s>{% endfor %}"""
-PROCESSOR = ImageProcessorConfig(
-    "qwen_vl",
-    PLACEHOLDER,
-    (0.5, 0.5, 0.5),
-    (0.5, 0.5, 0.5),
-    patch_size=4,
-    merge_size=2,
-    resample=3,
-    min_pixels=64,
-    max_pixels=64 * 64,
-    temporal_patch_size=2,
-)
 MOST = 100_000
 
 
 @pytest.fixture(scope="module")
 def replica() -> Iterator[Replica]:
-    from tests.server.replica import _tokenizer
-
-    placeholder_id = _tokenizer().added_id(PLACEHOLDER)
-    assert placeholder_id is not None
     settings = ServerSettings(max_image_bytes=MOST, max_images=3, max_images_bytes=2 * MOST, image_hosts=["*"])
-    with serving(settings, template=TEMPLATE, images=ServedImages(PROCESSOR, placeholder_id, 50)) as found:
+    with seeing(settings, max_tokens=50, image_tokens=0) as found:
         yield found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from penstock.core.errors import InvalidImage
 from penstock.core.image_processor import ImageProcessorConfig
 from penstock.core.images import ImageInput
 from penstock.images.decode import Header, decode, read_header
@@ -32,6 +35,13 @@ class ImageReader:
     def read(self, data: bytes, *, is_low: bool = False) -> ReadImage:
         """Raises InvalidImage."""
         header = read_header(data, self._max_pixels)
+        return self._read(data, header, is_low)
+
+    def unseen(self, width: int, height: int, *, is_low: bool = False) -> ReadImage:
+        """An image of which nothing is known but a size that it may have."""
+        return self._read(b"", Header("", width, height, 1), is_low)
+
+    def _read(self, data: bytes, header: Header, is_low: bool) -> ReadImage:
         layout = self._processor.layout(header.width, header.height, is_low=is_low)
         name = f"{blake2b(data, digest_size=32).hexdigest()} {self._name} {is_low}"
         tiles = range(len(layout.tiles))
@@ -45,3 +55,12 @@ class ImageReader:
             ImageInput(digest, 0, tile.num_tokens, list(tile.grid), list(tile.shape), made.tobytes())
             for digest, tile, made in zip(read.digests, read.layout.tiles, values, strict=True)
         ]
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """What is wrong with an image inside is wrong with the part of a request at this path."""
+    try:
+        yield
+    except InvalidImage as error:
+        raise InvalidImage(f"{path}: {error.message}", param=path, reason=error.reason) from None

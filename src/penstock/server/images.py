@@ -5,9 +5,8 @@ event loop, in a few threads of their own. What is wrong with one is an error of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from penstock.core.images import ImageInput
 from penstock.core.settings import ServerSettings
 from penstock.http.outside import Outside
 from penstock.images.prompt import PlacedPrompt
-from penstock.images.reading import ImageReader, ReadImage
+from penstock.images.reading import ImageReader, ReadImage, named
 from penstock.images.source import data_bytes, is_data
 from penstock.server.served_model import ServedImages, ServedModel
 
@@ -54,7 +53,7 @@ class Images:
         for image in asked:
             key = (image.url, image.is_low)
             if key not in found:
-                with _named(image.path):
+                with named(image.path):
                     found[key] = await self._read(image, served)
                     num_bytes += len(found[key].data)
                     if num_bytes > self._settings.max_images_bytes:
@@ -88,7 +87,7 @@ class Images:
         for image, tiles in zip(asked, placed.tiles, strict=True):
             key = (image.url, image.is_low)
             if key not in made:
-                with _named(image.path):
+                with named(image.path):
                     made[key] = await self._run(partial(self._reader.inputs, images[key]))
             found += [replace(one, start=tile.start) for one, tile in zip(made[key], tiles, strict=True)]
         return tuple(found)
@@ -103,12 +102,3 @@ class Images:
 
     def _ended(self, done: asyncio.Future[T]) -> None:
         self._num_waiting -= 1
-
-
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """What is wrong inside is wrong with the part at this path."""
-    try:
-        yield
-    except InvalidImage as error:
-        raise InvalidImage(f"{path}: {error.message}", param=path, reason=error.reason) from None

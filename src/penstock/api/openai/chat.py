@@ -56,6 +56,13 @@ class ContentPart(WireStruct):
     def is_image(self) -> bool:
         return self.type == "image_url"
 
+    def to_wire(self) -> dict[str, Any]:
+        """As another server takes it."""
+        if (image := self.image_url) is None:
+            return {"type": "text", "text": self.text}
+        whole = {"url": image} if isinstance(image, str) else {"url": image.url, "detail": image.detail}
+        return {"type": "image_url", "image_url": {name: value for name, value in whole.items() if value is not None}}
+
     def to_template(self) -> dict[str, Any]:
         return {"type": "image"} if self.is_image else {"type": "text", "text": self.text}
 
