@@ -102,7 +102,11 @@ def test_what_a_result_of_a_tool_shows_is_named_where_it_is(replica: Replica) ->
     assert answer["error"]["message"].startswith("messages[2].content[0].content[0].source: is not valid base64")
     items = [
         {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "t", "output": [{"type": "input_image", "image_url": "data:,"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "t",
+            "output": [{"type": "input_image", "image_url": "data:;base64,"}],
+        },
     ]
     status, _, answer = replica.post("/v1/responses", input=items)
     assert (status, answer["error"]["param"]) == (400, "input[1].output[0].image_url")

@@ -11,7 +11,7 @@ import contextlib
 import enum
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -83,7 +83,13 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
+_NOTHING: Mapping[str, bytes] = {}
 _LIVE = (EngineState.READY, EngineState.PARKING, EngineState.PARKED, EngineState.WAKING)  # it reads its mail
+
+
+def encoded(request: Request) -> bytes:
+    """A request as an engine is sent it: of a large one, whoever must not wait encodes it elsewhere."""
+    return frame(Submit(request))
 
 
 class EngineClient:
@@ -162,15 +168,15 @@ class EngineClient:
         measured = self.measured
         return measured.load.queued_tokens + self._sent_tokens - measured.totals.received_tokens
 
-    def open(self, requests: list[Request]) -> TokenStream:
-        """Hand requests to the engine. The stream must be closed."""
+    def open(self, requests: list[Request], encoded: Mapping[str, bytes] = _NOTHING) -> TokenStream:
+        """Hand requests to the engine. The stream must be closed. `encoded`: by id, those that are encoded already."""
         self._check_ready()
         stream = TokenStream(self.abort, [request.id for request in requests])
         for request in requests:
             self._streams[request.id] = stream
             self._accounts.open(request, stream.meter)
             self._sent_tokens += len(request.prompt_ids)
-            self._send(Submit(request))
+            self._write(encoded.get(request.id) or frame(Submit(request)))
         return stream
 
     def _check_ready(self) -> None:
@@ -346,8 +352,11 @@ class EngineClient:
         self.embeddings.fail(error)
 
     def _send(self, message: ToEngine) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.write(data)
 
     def _enter(self, state: EngineState) -> None:
         """A client that is stopped stays so: a process that has just become ready may not have heard of it."""

@@ -1,5 +1,6 @@
-"""Images of requests, from what a client sent to what a model's encoder takes. It knows no HTTP, no tokens' ids and no
-model: a replica makes pixels ready with it, and a gateway only counts.
+"""Images of requests, from what a client sent to what a model's encoder takes. No HTTP, no model, no tokenizer.
+
+A replica makes pixels ready with it; a gateway counts tokens by headers alone.
 
 source      bytes of an image: what a data: URL holds, and which URLs may be fetched at all
 decode      the header of an image, and its pixels: nothing is decoded before its size is known

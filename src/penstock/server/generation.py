@@ -18,7 +18,7 @@ from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.watermark import Scheme
 from penstock.engine.accounts import Meter
-from penstock.engine.client import EngineClient
+from penstock.engine.client import EngineClient, encoded
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
@@ -114,6 +114,7 @@ class Generation:
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
+        self._encoded: dict[str, bytes] = {}  # requests as the engine is sent them, by id, if that is done
         self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
         marks = calling.mark_ids if calling is not None else frozenset[int]()
         reasoning = prepared.reasoning
@@ -247,10 +248,20 @@ class Generation:
     def start(self, engine: EngineClient, *, max_open: int) -> None:
         if engine.num_open + self.num_choices > max_open:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
-        self._stream = engine.open([request for request in self._requests if not self._is_over(request)])
+        open_requests = [request for request in self._requests if not self._is_over(request)]
+        self._stream = engine.open(open_requests, self._encoded)
         self._engine = engine
-        if self.num_image_tokens:  # pixels are the engine's now, and would stay here as long as the answer takes
-            self._requests = [msgspec.structs.replace(request, images=()) for request in self._requests]
+        self._encoded = {}
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Of all that the engine is to be sent."""
+        return sum(len(image.values) for request in self._requests for image in request.images)
+
+    def encode(self) -> None:
+        """Makes ready what is too large to be encoded while others wait, and keeps nothing else of the pixels."""
+        self._encoded = {request.id: encoded(request) for request in self._requests}
+        self._requests = [msgspec.structs.replace(request, images=()) for request in self._requests]
 
     def give_back(self, error: PenstockError) -> None:
         """Ends the stream here and now; the error goes to its reader."""

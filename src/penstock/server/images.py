@@ -5,8 +5,10 @@ event loop, in a few threads of their own. What is wrong with one is an error of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +24,7 @@ from penstock.images.reading import ImageReader, ReadImage, named
 from penstock.images.source import data_bytes, is_data
 from penstock.server.served_model import ServedImages, ServedModel
 
+_FLOAT_BYTES = 4
 _MAX_WAITING = 64  # images that wait for a thread; beyond it requests are refused
 
 T = TypeVar("T")
@@ -35,12 +38,13 @@ class Images:
         self._outside = outside or Outside(settings.image_hosts, settings.max_image_bytes, settings.image_timeout_s)
         self._threads = ThreadPoolExecutor(settings.image_threads, thread_name_prefix="images")
         self._num_waiting = 0
+        self._num_held = 0  # bytes
         served = model.images
         self._reader = ImageReader(served.processor, max_pixels=settings.max_image_pixels) if served else None
 
-    async def read(self, asked: Sequence[ImageAsked]) -> ImagesByUrl:
-        """Looked at and not decoded. Raises what is wrong with one of them, naming it."""
-        served = self._model.check_sees(asked[0].path)
+    def check(self, asked: Sequence[ImageAsked]) -> None:
+        """Refuses what a request may not show, before anything is read."""
+        self._model.check_sees(asked[0].path)
         if len(asked) > self._settings.max_images:
             raise InvalidImage(
                 f"{asked[self._settings.max_images].path}: this server takes {self._settings.max_images} images in a "
@@ -48,6 +52,10 @@ class Images:
                 param=asked[self._settings.max_images].path,
                 reason="images",
             )
+
+    async def read(self, asked: Sequence[ImageAsked]) -> ImagesByUrl:
+        """Looked at and not decoded. Raises what is wrong with one of them, naming it."""
+        served = self._model.check_sees(asked[0].path)
         found: ImagesByUrl = {}
         num_bytes = 0
         for image in asked:
@@ -76,6 +84,29 @@ class Images:
                     reason="tokens",
                 )
         return read
+
+    @contextmanager
+    def held(self, asked: Sequence[ImageAsked], images: ImagesByUrl, num_choices: int) -> Iterator[None]:
+        """Room for what is made of the images, for as long as their request is open."""
+        shown = [images[image.url, image.is_low] for image in asked]
+        num_bytes = num_choices * sum(
+            _FLOAT_BYTES * math.prod(tile.shape) for one in shown for tile in one.layout.tiles
+        )
+        most = int(self._settings.max_image_gib * (1 << 30))
+        if num_bytes > most:
+            raise InvalidImage(
+                f"{asked[0].path}: decoded, all images of all choices have {num_bytes} bytes; this server takes up to "
+                f"{most} (max_image_gib)",
+                param=asked[0].path,
+                reason="memory",
+            )
+        if self._num_held + num_bytes > most:
+            raise Overloaded("too many images are being looked at", retry_after_s=1.0)
+        self._num_held += num_bytes
+        try:
+            yield
+        finally:
+            self._num_held -= num_bytes
 
     async def inputs(
         self, asked: Sequence[ImageAsked], images: ImagesByUrl, placed: PlacedPrompt

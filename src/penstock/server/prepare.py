@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from penstock.api.openai import ChatRequest, CompletionRequest
+from penstock.api.openai.chat import ImageAsked
 from penstock.api.openai.guided import GuideAsked
 from penstock.api.responses.truncation import without_oldest
 from penstock.core.errors import (
@@ -63,6 +66,13 @@ class ParsedRequest:
 Parse = Callable[[bytes], ParsedRequest]
 
 
+class _Seeing(NamedTuple):
+    """A request that shows images, which are to be read before anything else is done about it."""
+
+    parsed: ParsedRequest
+    asked: list[ImageAsked]
+
+
 @dataclass
 class PreparedRequest:
     model: ServedModel
@@ -83,7 +93,9 @@ class PreparedRequest:
     bad_words: list[list[int]] = field(default_factory=list)
     predicted_ids: list[int] = field(default_factory=list)
     placed: PlacedPrompt | None = None  # its one prompt, if it shows images
+    shown: list[ImageAsked] = field(default_factory=list)  # by it
     images: tuple[ImageInput, ...] = ()
+    held: ExitStack = field(default_factory=ExitStack)  # what it has room for, as long as it is open
 
     @property
     def num_image_tokens(self) -> int:
@@ -121,29 +133,45 @@ class Preparer:
     async def prepare(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest:
         self._model.check_generates()
         prepared = await self._offload.run(len(headers.body), partial(self._parse_and_encode, parse, headers))
-        if isinstance(prepared, ParsedRequest):
+        if isinstance(prepared, _Seeing):
             prepared = await self._prepare_seeing(prepared, headers)
-        if prepared.asked is not None:
-            prepared.guide = await self._guides.check(prepared.asked, headers.tenancy.id)
-        prepared.watermark = await self._find_watermark(headers, prepared.wanted.watermark)
+        with ExitStack() as held:
+            held.push(prepared.held)
+            if prepared.asked is not None:
+                prepared.guide = await self._guides.check(prepared.asked, headers.tenancy.id)
+            prepared.watermark = await self._find_watermark(headers, prepared.wanted.watermark)
+            held.pop_all()
         return prepared
 
-    async def _prepare_seeing(self, parsed: ParsedRequest, headers: GatewayHeaders) -> PreparedRequest:
+    async def _prepare_seeing(self, seeing: _Seeing, headers: GatewayHeaders) -> PreparedRequest:
         """Of a request with images. They are counted before they are decoded."""
-        assert isinstance(parsed.wanted, ChatRequest)
-        images = await self._images.read(parsed.wanted.images())
-        prepared = await self._offload.run(len(headers.body), partial(self._encode, parsed, headers, images))
-        if prepared.placed is not None and isinstance(prepared.wanted, ChatRequest):  # its oldest may be gone
-            prepared.images = await self._images.inputs(prepared.wanted.images(), images, prepared.placed)
+        images = await self._images.read(seeing.asked)
+        prepared = await self._offload.run(len(headers.body), partial(self._encode, seeing.parsed, headers, images))
+        if prepared.placed is not None:
+            with ExitStack() as held:
+                held.enter_context(self._images.held(prepared.shown, images, prepared.wanted.num_choices()))
+                prepared.images = await self._images.inputs(prepared.shown, images, prepared.placed)
+                prepared.held = held.pop_all()
         return prepared
 
     async def count_tokens(self, parse: Callable[[bytes], ChatRequest], body: bytes) -> int:
         """The tokens of a chat's prompt, whether or not it fits the model."""
-        chat = await self._offload.run(len(body), partial(parse, body))
-        self._model.check_name(chat.model)
-        asked = chat.images()
-        images = await self._images.read(asked) if asked else {}
+        found = await self._offload.run(len(body), partial(self._parse_and_count, parse, body))
+        if isinstance(found, int):
+            return found
+        chat, asked = found
+        images = await self._images.read(asked)
         return await self._offload.run(len(body), partial(self._count, chat, images))
+
+    def _parse_and_count(
+        self, parse: Callable[[bytes], ChatRequest], body: bytes
+    ) -> int | tuple[ChatRequest, list[ImageAsked]]:
+        chat = parse(body)
+        self._model.check_name(chat.model)
+        if asked := chat.images():
+            self._images.check(asked)
+            return chat, asked
+        return self._count(chat, {})
 
     async def _find_watermark(self, headers: GatewayHeaders, asked: str | None) -> Watermark | None:
         """The watermark that the gateway names for its tenant, else the replica's own, else the one that the request
@@ -166,24 +194,26 @@ class Preparer:
                 raise ConfigError("this server is not set up as it should be; its log says more") from None
         return self._known_watermarks[name]
 
-    def _parse_and_encode(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest | ParsedRequest:
+    def _parse_and_encode(self, parse: Parse, headers: GatewayHeaders) -> PreparedRequest | _Seeing:
         """A request with images is parsed, and no more."""
         parsed = parse(headers.body)
         self._model.check_name(parsed.wanted.model)
-        if isinstance(parsed.wanted, ChatRequest) and parsed.wanted.images():
-            return parsed
+        if isinstance(parsed.wanted, ChatRequest) and (asked := parsed.wanted.images()):
+            self._images.check(asked)
+            return _Seeing(parsed, asked)
         return self._encode(parsed, headers, {})
 
     def _encode(self, parsed: ParsedRequest, headers: GatewayHeaders, images: ImagesByUrl) -> PreparedRequest:
         model, wanted, cuts_output = self._model, parsed.wanted, parsed.cuts_output
         echoed, calling, reasoning, placed = None, None, None, None
+        shown: list[ImageAsked] = []
         if isinstance(wanted, CompletionRequest):
             prompts = self._completion(wanted, headers.prompt_ids)
             echoed = self._echoed(wanted, prompts) if wanted.echo else None
         else:
             if parsed.drops_turns and headers.prompt_ids is None:
                 wanted = self._fitting(wanted, images)
-            if wanted.images():
+            if images and (shown := wanted.images()):  # the oldest may be gone
                 placed = self._seeing_chat(wanted, headers.prompt_ids, images)
                 prompts = [placed.ids]
             else:
@@ -221,6 +251,7 @@ class Preparer:
             bad_words=self._bad_words(wanted.bad_words or []),
             predicted_ids=self._predicted(wanted),
             placed=placed,
+            shown=shown,
         )
 
     def _predicted(self, wanted: ChatRequest | CompletionRequest) -> list[int]:
