@@ -39,10 +39,10 @@ def _large() -> str:
     return data_url(encoded(noise(1300, 1300).effect_spread(40), compress_level=1))
 
 
-def _messages(model: str) -> bytes:
+def _messages(model: str, more: dict[str, Any] = {"max_tokens": 1}) -> bytes:  # noqa: B006 (not changed)
     source = {"type": "base64", "media_type": "image/png", "data": _large().partition(",")[2]}
     content = [{"type": "image", "source": source}]
-    return json.dumps({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": content}], **more}).encode()
 
 
 def _responses(model: str) -> bytes:

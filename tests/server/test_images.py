@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import struct
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from penstock.core.settings import ServerSettings
 from tests.images.samples import data_url, encoded, noise
 from tests.server.replica import NAME, Replica, serving
 from tests.server.seeing import PLACEHOLDER, seeing
+from tests.waiting import eventually
 
 MOST = 100_000
 
@@ -214,3 +218,30 @@ def test_counting_does_not_decode(replica: Replica) -> None:
         for content in ([{"type": "text", "text": PLACEHOLDER}], [image])
     ]
     assert texts[1] - texts[0] == 6 * 5 - 1
+
+
+def test_decoded_images_have_a_budget_that_their_requests_give_back() -> None:
+    settings = ServerSettings(max_image_gib=150_000 / (1 << 30))
+    small, large = data_url(encoded(noise(64, 64))), data_url(encoded(noise(128, 128)))  # 98 kB and four times that
+    with seeing(settings, step_s=0.001) as replica:
+        status, _, answer = replica.post("/v1/chat/completions", **chat(large))
+        assert (status, answer["error"]["param"]) == (400, "messages[0].content[1].image_url")
+        assert "max_image_gib" in answer["error"]["message"]
+        status, _, answer = replica.post("/v1/chat/completions", **chat(small, n=2))
+        assert status == 400
+        with replica.engine_paused(), ThreadPoolExecutor(1) as threads:
+            first = threads.submit(replica.post, "/v1/chat/completions", **chat(small))
+            eventually(lambda: replica.engine.num_open == 1)
+            status, headers, answer = replica.post("/v1/chat/completions", **chat(small))
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
+            os.kill(replica.processes[-1].pid, signal.SIGCONT)
+            assert first.result()[0] == 200
+        assert eventually(lambda: replica.post("/v1/chat/completions", **chat(small))[0] == 200)
+
+
+def test_the_same_image_twice_is_the_same_answer() -> None:
+    with seeing() as replica:
+        told = [replica.post("/v1/chat/completions", **chat(GOOD, temperature=0))[2] for _ in range(2)]
+        assert told[0]["choices"] == told[1]["choices"]
+        assert told[1]["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+        assert replica.is_idle()
