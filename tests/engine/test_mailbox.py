@@ -1,5 +1,6 @@
 import fcntl
 import resource
+import select
 import socket
 import struct
 import threading
@@ -64,6 +65,22 @@ def test_a_request_arrives_with_its_images(ends: tuple[socket.socket, socket.soc
     request = Request("r", [1, *image_tokens(image.digest, 2)], max_tokens=3, images=(image,))
     ours.sendall(frame(Submit(request)))
     assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
+
+
+def test_a_large_message_comes_in_parts_between_which_steps_can_run(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    image = ImageInput("2a" * 16, 0, 1, [1, 1, 1], [8 << 20], bytes(32 << 20))
+    request = Request("r", image_tokens(image.digest, 1), max_tokens=3, images=(image,))
+    sending = threading.Thread(target=ours.sendall, args=(frame(Submit(request)),))
+    sending.start()
+    mailbox, found, empty = Mailbox(theirs), [], 0
+    while not found:
+        select.select([theirs], [], [])
+        found = mailbox.receive(wait=False)
+        empty += not found
+    sending.join()
+    assert found == [Submit(request)]
+    assert empty >= 3  # of eight megabytes at most
 
 
 def test_a_report_arrives_with_all_its_news(ends: tuple[socket.socket, socket.socket]) -> None:
