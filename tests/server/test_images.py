@@ -245,3 +245,18 @@ def test_the_same_image_twice_is_the_same_answer() -> None:
         assert told[0]["choices"] == told[1]["choices"]
         assert told[1]["usage"]["prompt_tokens_details"]["image_tokens"] == 4
         assert replica.is_idle()
+
+
+def test_a_conversation_that_is_too_long_may_lose_an_image() -> None:
+    image = {"type": "input_image", "image_url": data_url(encoded(noise(160, 144)))}
+    items = [
+        {"role": "user", "content": [image, {"type": "input_text", "text": "word " * 60}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [image | {"image_url": GOOD}, {"type": "input_text", "text": "word " * 60}]},
+    ]
+    with seeing(num_blocks=128) as replica:  # a context of 512 tokens
+        status, _, answer = replica.post("/v1/responses", input=items, truncation="auto", max_output_tokens=5)
+        assert status == 200
+        assert answer["usage"]["input_tokens_details"]["image_tokens"] == 4
+        status, _, answer = replica.post("/v1/responses", input=items, max_output_tokens=5)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
