@@ -244,6 +244,9 @@ def test_the_same_image_twice_is_the_same_answer() -> None:
         told = [replica.post("/v1/chat/completions", **chat(GOOD, temperature=0))[2] for _ in range(2)]
         assert told[0]["choices"] == told[1]["choices"]
         assert told[1]["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+        metrics = replica.final_metrics()
+        assert metrics[f"penstock_images_total{{{NAME}}}"] == 2
+        assert metrics[f"penstock_image_tokens_total{{{NAME}}}"] == 8
         assert replica.is_idle()
 
 

@@ -78,7 +78,7 @@ class Generation:
         self.tenant = headers.namespace
         self.kv_source = headers.kv_source
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
-        self.num_image_tokens = prepared.num_image_tokens
+        self.num_images, self.num_image_tokens = len(prepared.shown), prepared.num_image_tokens
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.num_prompt_logprobs = wanted.num_prompt_logprobs()

@@ -25,6 +25,7 @@ from penstock.images.source import data_bytes, is_data
 from penstock.server.served_model import ServedImages, ServedModel
 
 _FLOAT_BYTES = 4
+_MAX_FETCHING = 64  # images at a time, whose servers may be slow
 _MAX_WAITING = 64  # images that wait for a thread; beyond it requests are refused
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Images:
         self._settings = settings
         self._outside = outside or Outside(settings.image_hosts, settings.max_image_bytes, settings.image_timeout_s)
         self._threads = ThreadPoolExecutor(settings.image_threads, thread_name_prefix="images")
-        self._num_waiting = 0
+        self._num_waiting = self._num_fetching = 0
         self._num_held = 0  # bytes
         served = model.images
         self._reader = ImageReader(served.processor, max_pixels=settings.max_image_pixels) if served else None
@@ -74,7 +75,7 @@ class Images:
         if is_data(image.url):
             data = await self._run(partial(data_bytes, image.url, self._settings.max_image_bytes))
         else:
-            data = await self._outside.fetch(image.url)
+            data = await self._fetch(image.url)
         read = await self._run(partial(self._reader.read, data, is_low=image.is_low))
         for tile in read.layout.tiles:
             if tile.num_tokens > served.max_tile_tokens:
@@ -122,6 +123,15 @@ class Images:
                     made[key] = await self._run(partial(self._reader.inputs, images[key]))
             found += [replace(one, start=tile.start) for one, tile in zip(made[key], tiles, strict=True)]
         return tuple(found)
+
+    async def _fetch(self, url: str) -> bytes:
+        if self._num_fetching >= _MAX_FETCHING:
+            raise Overloaded("too many images are being fetched", retry_after_s=1.0)
+        self._num_fetching += 1
+        try:
+            return await self._outside.fetch(url)
+        finally:
+            self._num_fetching -= 1
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._num_waiting >= _MAX_WAITING:
