@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import json
 import os
 import signal
@@ -15,10 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.core.settings import ServerSettings
+from penstock.http.outside import Outside
 from tests.images.samples import data_url, encoded, noise
 from tests.server.replica import NAME, Replica, serving
 from tests.server.seeing import PLACEHOLDER, seeing
-from tests.waiting import eventually
+from tests.waiting import GIVE_UP_S, eventually
 
 MOST = 100_000
 
@@ -263,3 +265,32 @@ def test_a_conversation_that_is_too_long_may_lose_an_image() -> None:
         assert answer["usage"]["input_tokens_details"]["image_tokens"] == 4
         status, _, answer = replica.post("/v1/responses", input=items, max_output_tokens=5)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+class _OneImage(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        data = b"<html>" if self.path == "/page.png" else encoded(noise(16, 16))
+        self.send_response(200 if self.path.endswith(".png") else 404)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_an_image_that_is_fetched_is_the_same_as_one_that_is_sent() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _OneImage) as files, ThreadPoolExecutor(1) as threads:
+        threads.submit(files.serve_forever)
+        place = f"http://127.0.0.1:{files.server_port}"
+        outside = Outside([f"127.0.0.1:{files.server_port}"], MOST, GIVE_UP_S, is_allowed=lambda address: True)
+        with seeing(outside=outside) as replica:
+            sent = replica.post("/v1/chat/completions", **chat(GOOD, temperature=0))[2]
+            fetched = replica.post("/v1/chat/completions", **chat(f"{place}/a.png", temperature=0))[2]
+            assert fetched["choices"] == sent["choices"]
+            assert fetched["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+            for path, problem in (("/page.png", "no image of a kind"), ("/gone", "answers 404")):
+                status, _, answer = replica.post("/v1/chat/completions", **chat(place + path))
+                assert (status, answer["error"]["code"]) == (400, "invalid_image")
+                assert problem in answer["error"]["message"]
+        files.shutdown()
