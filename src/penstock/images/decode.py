@@ -1,7 +1,7 @@
 """Encoded images: what their first bytes say, and their pixels. Bytes decide what an image is.
 
 Nothing is decoded before the size that the header tells was looked at; one that tells a lie decodes into no more than
-it told.
+it told. Pillow is imported with the first image: most processes that can count tokens of images never see one.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import io
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import InvalidImage
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _NAMES = "PNG, JPEG, WebP and GIF"
 _ORIENTATION = 0x0112  # of EXIF
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
 _LYING = (5, 6, 7, 8)  # of these, by which width and height change places
 _WHITE = (255, 255, 255, 255)
@@ -66,12 +66,14 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 def decode(data: bytes, header: Header) -> Image.Image:
     """The pixels in RGB, the first frame's, turned as they are to be seen. Raises InvalidImage."""
+    from PIL.Image import Transpose
+
     image = _opened(data)
     try:
         image.load()
         image = _rgb(image)
         if header.turn in _TURNS:
-            image = image.transpose(_TURNS[header.turn])
+            image = image.transpose(Transpose[_TURNS[header.turn]])
     except _BROKEN as error:
         raise InvalidImage(f"is broken or truncated: {_words(error)}", reason="broken") from None
     if image.size != (header.width, header.height):
@@ -80,6 +82,8 @@ def decode(data: bytes, header: Header) -> Image.Image:
 
 
 def _opened(data: bytes) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
@@ -93,10 +97,14 @@ def _opened(data: bytes) -> Image.Image:
 def _rgb(image: Image.Image) -> Image.Image:
     """What is transparent lies on white, as in transformers' convert_to_rgb. Grey of 16 bits, which Pillow would make
     white, keeps its upper eight."""
+    from PIL import Image
+
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
     if image.mode.startswith("I"):
+        import numpy as np
+
         upper: Any = np.clip(np.asarray(image), 0, 65535) >> 8
         image = Image.fromarray(upper.astype(np.uint8))
     return image.convert("RGB")
@@ -105,8 +113,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _turn_of(image: Image.Image) -> int:
     """How EXIF data before the pixels says that they lie; data that cannot be read says nothing. Pillow's own reading
     of a PNG would decode it, to see whether there is more behind the pixels."""
+    from PIL.Image import Image as PlainImage
+
     try:
-        turn = Image.Image.getexif(image).get(_ORIENTATION, 1)
+        turn = PlainImage.getexif(image).get(_ORIENTATION, 1)
     except _BROKEN:
         return 1
     return turn if isinstance(turn, int) and turn in _TURNS else 1

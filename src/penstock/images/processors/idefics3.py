@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from penstock.core.image_processor import ImageProcessorConfig
 from penstock.images.processors.layout import Layout, Tile, Values, normalized
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MAX_SIDE = 4096  # pixels, whatever a model's files say
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -47,6 +48,8 @@ class Idefics3:
         return image.resize((width, height), resample=self._config.resample)
 
     def _values(self, tile: Image.Image) -> Values:
+        import numpy as np
+
         return normalized(self._config, np.asarray(tile))
 
     def _text(self, rows: int, columns: int) -> str:

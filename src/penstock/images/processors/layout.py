@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.image_processor import ImageProcessorConfig
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Values = Any  # an array of float32
 
@@ -45,6 +45,8 @@ class Processor(Protocol):
 def normalized(config: ImageProcessorConfig, pixels: Values) -> Values:
     """Pixels of [height, width, 3] as [3, height, width] of float32. There are 256 values in each colour, so each is
     computed once, in the order and the number formats that the reference computes in."""
+    import numpy as np  # a gateway lays images out, and makes nothing of them
+
     table = np.arange(256, dtype=np.uint8)
     channels = []
     for channel, (mean, std) in enumerate(zip(config.mean, config.std, strict=True)):

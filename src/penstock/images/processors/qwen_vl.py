@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidImage
 from penstock.core.image_processor import ImageProcessorConfig
 from penstock.images.processors.layout import Layout, Tile, Values, normalized
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MAX_RATIO = 200  # of the sides
 _LOW_PIXELS = 512 * 512  # of an image that few tokens are to be spent on
@@ -29,6 +30,8 @@ class QwenVL:
         return Layout(config.placeholder, (tile,))
 
     def values(self, image: Image.Image, *, is_low: bool = False) -> Iterator[Values]:
+        import numpy as np
+
         config = self._config
         image = image.resize(self._size(*image.size, is_low), resample=config.resample)
         pixels = normalized(config, np.asarray(image))
