@@ -67,6 +67,14 @@ def test_colours_for_print_and_a_palette_with_a_hole() -> None:
     assert np.array_equal(pixels(data), convert_to_rgb(Image.open(io.BytesIO(data)), return_numpy=True))
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+def test_strips_of_an_image_make_the_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.images.decode._STRIP_PIXELS", 30)
+    image = noise(9, 20).convert("P") if mode == "P" else noise(9, 20, mode=mode)
+    data = encoded(image, transparency=3) if mode == "P" else encoded(image)
+    assert np.array_equal(pixels(data), convert_to_rgb(Image.open(io.BytesIO(data)), return_numpy=True))
+
+
 def test_grey_of_16_bits_keeps_its_upper_eight() -> None:
     values = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
     found = pixels(encoded(Image.fromarray(values)))
@@ -120,6 +128,12 @@ def test_an_image_is_turned_as_its_camera_was(turn: int, form: str) -> None:
 )
 def test_bytes_that_are_no_image_to_take(data: bytes, why: str) -> None:
     assert reason(data) in (why, "broken" if why == "type" else why)
+
+
+def test_a_webp_has_a_limit_of_its_own() -> None:
+    data = encoded(Image.new("L", (4000, 3600)), "WEBP", method=0)
+    with pytest.raises(InvalidImage, match="14000000"):
+        read_header(data, 50_000_000)
 
 
 def test_a_bomb_is_refused_by_its_header() -> None:

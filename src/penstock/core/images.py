@@ -40,7 +40,7 @@ class ImageInput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     num_tokens: int
     grid: list[int]  # how its patches lie: frames, rows, columns; what the family's processor says
     shape: list[int]  # of `values`
-    values: bytes  # float32, as the family's processor made them
+    values: bytes  # float32, as the family's processor made them; the last member: see `engine.client.encoded`
 
 
 def are_placed(images: Sequence[ImageInput], prompt_ids: Sequence[int]) -> bool:

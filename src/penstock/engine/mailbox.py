@@ -27,7 +27,12 @@ def frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def frame_of(payload: bytes) -> bytes:
-    return _LENGTH.pack(len(payload)) + payload
+    return length_of(len(payload)) + payload
+
+
+def length_of(num_bytes: int) -> bytes:
+    """What a frame of so many bytes begins with."""
+    return _LENGTH.pack(num_bytes)
 
 
 class FrameReader:

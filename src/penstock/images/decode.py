@@ -30,6 +30,8 @@ _TURNS = {
     8: "ROTATE_90",
 }
 _LYING = (5, 6, 7, 8)  # of these, by which width and height change places
+_STRIP_PIXELS = 1 << 20
+_MAX_WEBP_PIXELS = 14_000_000  # which Pillow copies with the interpreter's lock: some 30 ms
 _WHITE = (255, 255, 255, 255)
 _SCAN = b"\xff\xda"
 _MAX_SCANS = 128  # of a JPEG, each of which takes time for all of its pixels, however few its bytes are
@@ -52,10 +54,9 @@ def read_header(data: bytes, max_pixels: int) -> Header:
     width, height = image.size
     if width < 1 or height < 1:
         raise InvalidImage(f"has {width}x{height} pixels", reason="size")
-    if width * height > max_pixels:
-        raise InvalidImage(
-            f"has {width}x{height} pixels; the most that are taken are {max_pixels} in all", reason="pixels"
-        )
+    most = min(max_pixels, _MAX_WEBP_PIXELS) if image.format == "WEBP" else max_pixels
+    if width * height > most:
+        raise InvalidImage(f"has {width}x{height} pixels; the most that are taken are {most} in all", reason="pixels")
     if image.format == "JPEG" and data.count(_SCAN) > _MAX_SCANS:
         raise InvalidImage(f"is a JPEG of more than {_MAX_SCANS} scans", reason="scans")
     turn = _turn_of(image)
@@ -96,7 +97,20 @@ def _opened(data: bytes) -> Image.Image:
 
 def _rgb(image: Image.Image) -> Image.Image:
     """What is transparent lies on white, as in transformers' convert_to_rgb. Grey of 16 bits, which Pillow would make
-    white, keeps its upper eight."""
+    white, keeps its upper eight. A strip at a time: Pillow keeps the interpreter's lock meanwhile."""
+    from PIL import Image
+
+    if image.mode == "RGB" and image.info.get("transparency") is None:
+        return image
+    found = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        found.paste(_strip_in_rgb(strip), (0, top))
+    return found
+
+
+def _strip_in_rgb(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     if "A" in image.getbands() or image.info.get("transparency") is not None:

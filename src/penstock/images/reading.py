@@ -49,10 +49,11 @@ class ImageReader:
         return ReadImage(data, header, layout, digests, is_low)
 
     def inputs(self, read: ReadImage) -> list[ImageInput]:
-        """The image's tiles for the engine, that begin nowhere yet. Raises InvalidImage."""
+        """The image's tiles for the engine, that begin nowhere yet. Raises InvalidImage. Their values are views: a copy
+        would keep the interpreter's lock for as long as it takes."""
         values = self._processor.values(decode(read.data, read.header), is_low=read.is_low)
         return [
-            ImageInput(digest, 0, tile.num_tokens, list(tile.grid), list(tile.shape), made.tobytes())
+            ImageInput(digest, 0, tile.num_tokens, list(tile.grid), list(tile.shape), memoryview(made).cast("B"))  # type: ignore[arg-type]
             for digest, tile, made in zip(read.digests, read.layout.tiles, values, strict=True)
         ]
 

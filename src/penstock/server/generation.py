@@ -18,7 +18,7 @@ from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.watermark import Scheme
 from penstock.engine.accounts import Meter
-from penstock.engine.client import EngineClient, encoded
+from penstock.engine.client import Buffer, EngineClient, encoded
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
@@ -114,7 +114,7 @@ class Generation:
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
-        self._encoded: dict[str, bytes] = {}  # requests as the engine is sent them, by id, if that is done
+        self._encoded: dict[str, list[Buffer]] = {}  # requests as the engine is sent them, by id, if that is done
         self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
         marks = calling.mark_ids if calling is not None else frozenset[int]()
         reasoning = prepared.reasoning
