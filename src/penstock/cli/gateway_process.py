@@ -219,7 +219,9 @@ async def serve(
                             line, stop = await picker.listen(), picker.stop
                         else:
                             assert listener is not None
-                            limits = ClientLimits(max_arriving_bytes=settings.max_arriving_bytes)
+                            limits = ClientLimits(
+                                max_body_bytes=settings.max_body_bytes, max_arriving_bytes=settings.max_arriving_bytes
+                            )
                             tensors = TensorRelay(app, gateway.takes_tensors, gateway.can_serve)
                             calls = Calls(app, gate, gateway.can_serve, tensors=tensors)
                             over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
