@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -109,9 +109,12 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator[RealServer]:
-    """`forks`: its engine and ranks are forked from the tests' template; else each is executed."""
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *FORMAT, "--port", "0", *flags]
+def real_server(
+    *flags: str, model: str = MODEL, forks: bool = True, of_engine: Sequence[str] = FORMAT
+) -> Iterator[RealServer]:
+    """`forks`: its engine and ranks are forked from the tests' template; else each is executed. `of_engine`: more
+    flags, that not all models take."""
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *of_engine, "--port", "0", *flags]
     environment = os.environ | (forking() if forks else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     assert process.stdout is not None
