@@ -45,6 +45,9 @@ TINY = {
     "max_position_embeddings": TINY_CONTEXT,
     "eos_token_id": 2,
 }
+# KV blocks leave the device for host memory and disk while copying one is faster than computing it. In a model of this
+# shape computing takes many times as long, so that this is so on a busy machine too.
+SLOW = {"hidden_size": 256, "intermediate_size": 2048, "num_key_value_heads": 1}
 TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.real_server import RealServer, eventually, tiny_server, write_tiny_model
+from tests.cli.real_server import SLOW, RealServer, eventually, tiny_server, write_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +25,7 @@ def ask(server: RealServer, prompt: list[int]) -> str:
 def test_a_prefix_is_found_on_disk_after_kill_9(tmp_path: Path) -> None:
     model, path = tmp_path / "tiny", tmp_path / "kv"
     model.mkdir()
-    write_tiny_model(model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))  # a cache of 16,384
+    write_tiny_model(model, **SLOW, max_position_embeddings=1024)  # a cache of 16,384
     flags = ("--speculate", "off", "--host-kv-gib", "0.05")
     disk = ("--disk-kv-gib", "0.05", "--disk-kv-path", str(path))
     draw = random.Random(1)

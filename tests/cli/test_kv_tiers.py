@@ -13,6 +13,7 @@ from tools.drills.pressure import samples
 from tools.drills.stand import BY_PREFIX, MODEL, Process, stand
 
 from penstock.gateway.records.decisions import read_decisions
+from tests.cli.real_server import SLOW
 from tests.sdk import Unverified
 from tests.waiting import eventually
 
@@ -41,7 +42,7 @@ def exact_replicas(gateway: Process) -> float:
 def test_a_prompt_that_only_one_replicas_host_has_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     prompts = [[draw.randrange(3, 500) for _ in range(TOKENS)] for _ in range(CACHE // TOKENS + ON_HOST + 3)]
-    with stand(tmp_path, context=1024) as place:
+    with stand(tmp_path, context=1024, **SLOW) as place:
         flags = ("--max-num-seqs", "2", "--host-kv-gib", "0.05", "--speculate", "off")
         one, other = (place.replica(*flags) for _ in range(2))
         eventually(lambda: (one.is_ready(), other.is_ready()), all)

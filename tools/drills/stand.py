@@ -151,11 +151,11 @@ class Process:
 
 
 class Stand:
-    def __init__(self, directory: Path, context: int) -> None:
+    def __init__(self, directory: Path, context: int, **shape: int) -> None:
         self.directory = directory
         self.store = f"sqlite:///{directory / 'penstock.db'}"
         self.processes: list[Process] = []
-        self.model = write_model(directory / MODEL, context)
+        self.model = write_model(directory / MODEL, context, **shape)
 
     def replica(self, *flags: str) -> Process:
         words = [
@@ -211,18 +211,19 @@ class Stand:
         return found
 
 
-def write_model(directory: Path, context: int) -> Path:
+def write_model(directory: Path, context: int, **shape: int) -> Path:
     """A small Llama without weights, for engines that make up their own (`--load dummy`): all make the same."""
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(_SHAPE | {"max_position_embeddings": context}))
+    (directory / "config.json").write_text(json.dumps(_SHAPE | {"max_position_embeddings": context} | shape))
     (directory / "tokenizer.json").write_text(load(byte_level()).to_json())
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
     return directory
 
 
 @contextlib.contextmanager
-def stand(directory: Path, *, context: int = LARGE) -> Iterator[Stand]:
-    found = Stand(directory, context)
+def stand(directory: Path, *, context: int = LARGE, **shape: int) -> Iterator[Stand]:
+    """`shape`: of the replicas' model, as config.json names it, where it is to be another."""
+    found = Stand(directory, context, **shape)
     try:
         yield found
     finally:
