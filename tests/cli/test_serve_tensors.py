@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.http
 
+from penstock.cli.serve_tensors import serve_tensors
+from penstock.core.errors import ConfigError
+from penstock.core.settings import EngineSettings, Settings
 from tests.cli.real_server import PATIENCE_S, RealServer, real_server
 from tests.tensors.models import classify, save_classifier, save_reader
 
@@ -41,7 +44,7 @@ def test_repository_is_served_by_one_process(tmp_path: Path) -> None:
     save_reader(tmp_path / "sentiment", ["bad", "good"])
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.pbtxt").write_text('backend: "python"')
-    with real_server(model=str(tmp_path), forks=False) as server:
+    with real_server(model=str(tmp_path), forks=False, of_engine=("--threads", "1")) as server:
         assert "only onnxruntime is served" in server.banner
         assert np.allclose(_probabilities(server, "classifier"), classify(ROWS, seed=2), atol=1e-6)
         assert _post(server, "/v1/classify", model="sentiment", input="a b")["data"][0]["label"] in ("bad", "good")
@@ -53,8 +56,14 @@ def test_repository_is_served_by_one_process(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_settings_of_engines_that_make_text_are_refused(tmp_path: Path) -> None:
+    model = save_classifier(tmp_path / "classifier.onnx")
+    with pytest.raises(ConfigError, match="dtype is for models that make text"):
+        serve_tensors(Settings(model=str(model), engine=EngineSettings(dtype="bfloat16")))
+
+
 def test_replicas_of_a_model_are_behind_a_gateway(tmp_path: Path) -> None:
     model = save_classifier(tmp_path / "classifier.onnx", seed=3)
-    with real_server("--replicas", "2", model=str(model), forks=False) as server:
+    with real_server("--replicas", "2", model=str(model), forks=False, of_engine=()) as server:
         assert "tensors, over the Open Inference Protocol" in server.banner
         assert np.allclose(_probabilities(server, "classifier"), classify(ROWS, seed=3), atol=1e-6)

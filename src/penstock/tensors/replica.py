@@ -47,6 +47,7 @@ from penstock.server.offload import Offload
 from penstock.server.text_models import Task, TextModel
 from penstock.tensors.model_repository import ModelRepository
 from penstock.tensors.model_settings import ModelSettings, settings_of
+from penstock.tensors.onnx_model import Place
 from penstock.tensors.recorder import TensorRecorder
 from penstock.tensors.served_model import Inference, ServedVersion
 from penstock.tensors.wire import read_request, write_answer
@@ -71,6 +72,7 @@ class TensorReplica:
         settings: ServerSettings,
         created: int,
         paths: Callable[[], Mapping[str, Path]],
+        place: Place = Place(),  # noqa: B008 (a tuple)
         clock: TimerClock = LOOP_CLOCK,
     ) -> None:
         """`name`: that gateways know it by: its model's, if it has one; `created`: Unix time; `paths`: of its models,
@@ -83,7 +85,7 @@ class TensorReplica:
             PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins),
         )
         self.recorder = TensorRecorder(clock, name)
-        self.repository = ModelRepository(paths, clock=clock, observer=self.recorder)
+        self.repository = ModelRepository(paths, place, clock=clock, observer=self.recorder)
         self.startup_s: Mapping[str, float] = {}
         self._clock = clock
         self._settings = settings
