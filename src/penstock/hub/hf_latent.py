@@ -22,7 +22,7 @@ def latent_attention(values: Json) -> LatentAttention:
     if values.get("attention_bias"):
         raise ModelUnsupported("its attention has biases (attention_bias), which latent attention here has not")
     if further := values.get("num_nextn_predict_layers"):
-        log.info("the model's %d layers that predict further tokens (MTP) are not used", further)
+        log.info("layers that predict further tokens (MTP) are not used: the model has %d", further)
     query_rank = values["q_lora_rank"]
     found = LatentAttention(
         rank=int(values["kv_lora_rank"]),
