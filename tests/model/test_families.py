@@ -34,8 +34,31 @@ class Pair:
 
 # What these bring is also in one of the others.
 SLOW = (
-    *("mixtral", "qwen3-moe", "phi3", "phi4", "deepseek-v2", "deepseek-v2-groups", "glm-4.7-flash", "llama4-dense"),
-    *("qwen3-next", "qwen3.5-moe"),
+    "mixtral",
+    "qwen3-moe",
+    "phi3",
+    "phi4",
+    "deepseek-v2",
+    "deepseek-v2-groups",
+    "glm-4.7-flash",
+    "llama4-dense",
+    "glm",
+    "glm4",
+    "granite",
+    "granite-moe",
+    "granite-4",
+    "granite-4-nope",
+    "olmo2",
+    "olmoe",
+    "exaone4",
+    "exaone4-small",
+    "seed-oss",
+    "smollm3",
+    "dots1",
+    "ernie4.5",
+    "ministral3",
+    "qwen3-next",
+    "qwen3.5-moe",
 )
 PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CONFIGS]
 

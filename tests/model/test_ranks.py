@@ -56,6 +56,8 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen3": replace(SHAPE, architecture="qwen3", tied_embeddings=True),
     **CONFIGS,
 }
+SLOW = ("glm4", "granite-moe", "olmo2", "olmoe", "exaone4", "ministral3")  # what these bring is also in others
+PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
 FOUR_RANKS = LlamaConfig(**(HF_SHAPE | {"hidden_size": 128, "intermediate_size": 512}), max_position_embeddings=64)
 TWO_RANKS = LlamaConfig(**(HF_SHAPE | {"intermediate_size": 128}), max_position_embeddings=64)  # of whole groups of 32
 
@@ -89,7 +91,7 @@ def assert_the_same(load: Load, size: int, make_ops: Callable[[], Ops] = Referen
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PARAMS)
 def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
     assert_the_same(family_loads(family), size)
 

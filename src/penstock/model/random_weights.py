@@ -117,8 +117,12 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         config.num_kv_heads * config.head_dim,
     )
     norms = (
-        *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        *("post_self_attn_layernorm", "post_mlp_layernorm"),
+        "input_layernorm",
+        "post_attention_layernorm",
+        "post_self_attn_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        "post_mlp_layernorm",
     )
     is_whole = FAMILY_FILES[config.architecture].norms_all_heads
     return {
