@@ -12,12 +12,15 @@ import pytest
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.tokens.prompt_tokenizer import CHAT, MESSAGES, RESPONSES, PromptTokenizer
+from penstock.router.load import Load
+from penstock.router.strategies import RoutingSettings, Weights
 from tests.gateway.running import RunningGateway, running_gateway, slow_and_fast
 from tests.images.samples import data_url, encoded, noise
 from tests.server.replica import NAME, Replica
 from tests.server.seeing import seeing
 from tests.waiting import eventually
 
+BY_PREFIX = RoutingSettings(weights=Weights(load=Load(queue=0.0, kv_pressure=0.0, output=0.0)))
 IMAGES = [data_url(encoded(noise(160, 144, seed))) for seed in range(3)]  # 360 tokens each
 
 
@@ -87,19 +90,23 @@ def test_blocks_have_the_names_that_the_replica_has_for_them(gateway: RunningGat
     eventually(lambda: any(set(named.hashes) <= set(one) for one in held))
 
 
-def test_the_same_image_goes_to_the_replica_that_holds_it(gateway: RunningGateway, replicas: list[Replica]) -> None:
-    url = data_url(encoded(noise(160, 144, 77)))
-    body = json.dumps({"model": NAME, "messages": messages(url)}).encode()
-    hashes = words(gateway).names(CHAT, body, "").hashes
-    ask(gateway, url)
-    index = gateway.app.admission.router.index
-    (holder,) = eventually(lambda: gateway.call(lambda: index.holders(hashes, 2)))
-    for number in range(4):
-        again = ask(gateway, url, text=f"And in words of {number}?")
-        assert again.usage.prompt_tokens_details.cached_tokens >= ROUTING_TOKENS
-    assert gateway.call(lambda: index.holders(hashes, 2)) == [holder]
-    other = ask(gateway, data_url(encoded(noise(160, 144, 78))))
-    assert other.usage.prompt_tokens_details.cached_tokens < 20
+def test_the_same_image_goes_to_the_replica_that_holds_it(replicas: list[Replica]) -> None:
+    urls = [data_url(encoded(noise(160, 144, seed))) for seed in (77, 78)]
+    with running_gateway(*replicas) as gateway:
+        router = gateway.app.admission.router
+        gateway.call(lambda: router.configure(BY_PREFIX, {}))
+        eventually(lambda: gateway.app.pools[NAME].tokens.prompt_tokenizer is not None)
+        body = json.dumps({"model": NAME, "messages": messages(urls[0])}).encode()
+        hashes = words(gateway).names(CHAT, body, "").hashes
+        assert ask(gateway, urls[0]).usage.prompt_tokens_details.cached_tokens < 20
+        eventually(lambda: any(set(hashes) <= set(replica.engine.cache.hashes) for replica in replicas))
+        eventually(lambda: gateway.call(lambda: router.index.holders(hashes, 2)))
+        for number in range(4):
+            eventually(gateway.is_idle)
+            again = ask(gateway, urls[0], text=f"And in words of {number}?")
+            assert again.usage.prompt_tokens_details.cached_tokens >= ROUTING_TOKENS
+        assert ask(gateway, urls[1]).usage.prompt_tokens_details.cached_tokens < 20
+        assert sum(set(hashes) <= set(replica.engine.cache.hashes) for replica in replicas) == 1
 
 
 def test_limits_of_tenants_count_tokens_of_images(replicas: list[Replica]) -> None:
