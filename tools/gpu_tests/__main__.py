@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ROOT / ".gpu-packages"  # what the machine lacks, if somebody has fetched it: see `packages.py`
 PLUGIN = ["-p", "tools.gpu_tests.plugin", "-p", "no:cacheprovider"]
 FILE_LIMIT_S = 700
 NUM_SHARING = 4  # files of kernels at a time: their tests leave the card idle for most of the time
@@ -180,7 +181,7 @@ def run(file: str) -> Outcome:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""), str(PACKAGES)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
