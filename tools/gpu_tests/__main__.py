@@ -40,6 +40,8 @@ FILES = {
     "tests/model/ops/triton/test_triton_drafts.py": 3,
     "tests/model/ops/triton/test_triton_sequence.py": 4,
     "tests/model/ops/triton/test_triton_shared_prefix.py": 3,
+    "tests/model/ops/triton/test_triton_delta.py": 3,
+    "tests/model/ops/triton/test_triton_latent.py": 3,
     "tests/model/ops/test_reference.py": 5,
     "tests/model/test_triton_families.py": 4,
     "tests/cli/test_cuda_several.py": 60,
