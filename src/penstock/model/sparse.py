@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.core.model_config import Experts
-from penstock.hub.families import CHOICE_BIAS, FAMILY_FILES, ExpertNames
+from penstock.hub.families import FAMILY_FILES, ExpertNames
 from penstock.model.batch import Batch
 from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import Attention, load_norm
@@ -112,7 +112,7 @@ def _choice(block: Weights, names: ExpertNames, config: Experts) -> Choose:
     assert config.routing is not None
     bias = None
     if config.routing.has_bias:
-        bias = block.tensor(f"{names.router}.{CHOICE_BIAS}", config.count).float()
+        bias = block.tensor(names.choice_bias, config.count).float()
     return GroupedChoice(config.routing, config.normalized, bias)
 
 

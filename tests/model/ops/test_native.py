@@ -144,6 +144,7 @@ class Shape:
     window: int | None = None
     has_norms: bool = False
     cap: float | None = None
+    in_chunks: bool = False
     value_dim: int | None = None  # values are a part of keys
 
     def spec(self) -> AttentionSpec:
@@ -159,6 +160,7 @@ class Shape:
             k_norm,
             cap=self.cap,
             value_dim=self.value_dim,
+            in_chunks=self.in_chunks,
         )
 
     def rope(self) -> Rope:
@@ -209,6 +211,7 @@ SHAPES = [
     Shape(32, 1, 80, block_size=1, has_norms=True),
     Shape(2, 1, 256, block_size=24),
     Shape(8, 4, 32, window=200, cap=1.5),
+    Shape(8, 2, 32, window=70, in_chunks=True),
     Shape(5, 1, 40, value_dim=24),
     Shape(16, 1, 576, block_size=32, value_dim=512),
     Shape(14, 1, 72, block_size=5, value_dim=56),

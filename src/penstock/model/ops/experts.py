@@ -75,10 +75,14 @@ def placed(
 
 def add_shared(found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
     """See `Ops.add_shared`."""
+    return found + made * sigmoid(logits).to(made.dtype)
+
+
+def sigmoid(logits: Tensor) -> Tensor:
+    """Of logits [rows, 1], in float32."""
     logits = logits.float()
     # A sigmoid as a softmax of two: torch's own may differ in the last bit with where in a tensor a number lies.
-    share = torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
-    return found + made * share.to(made.dtype)
+    return torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
 
 
 @dataclass(frozen=True)

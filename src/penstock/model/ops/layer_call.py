@@ -36,7 +36,9 @@ class LayerCall:
         struct.q_norm, struct.k_norm = pointer(spec.q_norm), pointer(spec.k_norm)
         struct.sinks = pointer(spec.sinks) if self.counts_sinks else None
         struct.heads, struct.kv_heads, struct.dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        struct.window, struct.scale, struct.norm_eps = spec.window or 0, spec.scale, spec.norm_eps
+        window = spec.window or 0
+        struct.window = -window if spec.in_chunks else window
+        struct.scale, struct.norm_eps = spec.scale, spec.norm_eps
         struct.cap = spec.cap or 0.0
 
 

@@ -22,6 +22,7 @@ from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
     AttentionSpec,
     Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -34,6 +35,7 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
 from penstock.model.sequence import TokenSplit
@@ -184,7 +186,7 @@ class ReferenceOps:
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
                 keys.flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
                 values.flatten(1, 2).transpose(1, 2),
-                group.mask(spec.window),
+                group.mask(spec.window, in_chunks=spec.in_chunks),
                 spec.scale * kv.key_scale,
                 spec.cap,
                 spec.sinks if kv.tokens.place == 0 else None,  # once, of ranks that share out tokens
@@ -208,6 +210,12 @@ class ReferenceOps:
         if spec.k_norm is not None:
             k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
         return rotate(q, rope, batch.positions), rotate(k, rope, batch.positions), v
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x * gates.sigmoid()
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
@@ -342,7 +350,7 @@ class Group:
     tokens: TokenSplit
     blocks: Tensor  # [sequences, blocks]
     context_len: int  # slots in those blocks
-    masks: dict[int | None, Tensor]  # by window; filled as layers ask
+    masks: dict[tuple[int | None, bool], Tensor]  # by window; filled as layers ask
 
     @classmethod
     def of(cls, batch: Batch, block_size: int, tokens: TokenSplit, query_len: int, sequences: list[int]) -> Group:
@@ -355,12 +363,13 @@ class Group:
         positions = batch.positions[rows]
         return cls(rows, positions, block_size, tokens, blocks, num_blocks * block_size, masks={})
 
-    def mask(self, window: int | None) -> Tensor:
+    def mask(self, window: int | None, *, in_chunks: bool = False) -> Tensor:
         """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
-        if window not in self.masks:
+        if (window, in_chunks) not in self.masks:
             ends, keys = self.positions.unsqueeze(2) + 1, torch.arange(self.context_len, device=self.rows.device)
             seen = keys < self.tokens.kept(ends, self.block_size)
             if window is not None:
-                seen &= keys >= self.tokens.kept((ends - window).clamp(min=0), self.block_size)
-            self.masks[window] = seen.unsqueeze(1)
-        return self.masks[window]
+                oldest = (ends - 1) // window * window if in_chunks else (ends - window).clamp(min=0)
+                seen &= keys >= self.tokens.kept(oldest, self.block_size)
+            self.masks[window, in_chunks] = seen.unsqueeze(1)
+        return self.masks[window, in_chunks]

@@ -39,7 +39,9 @@ class Heads:
     window: int | None = None
     norm: bool = False
     cap: float | None = None
+    in_chunks: bool = False
     value_dim: int | None = None  # values are a part of keys
+    has_sinks: bool = False
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
@@ -54,7 +56,10 @@ class Heads:
             weight(),
             weight(),
             cap=self.cap,
+            in_chunks=self.in_chunks,
             value_dim=self.value_dim,
+            # Around the scores' size, far below it and far above.
+            sinks=torch.randn(self.num_heads, device=DEVICE) * 6 if self.has_sinks else None,
         )
 
 

@@ -42,12 +42,18 @@ static char *q_row(const struct call *c, int kv_head, int token)
     return c->q + ((size_t)kv_head * c->batch->tokens + token) * c->group * c->q_stride;
 }
 
+/* The first position that a token sees. */
+static int oldest_of(int position, int window)
+{
+    if (window < 0) return position / -window * -window;
+    return window ? most(0, position - window + 1) : 0;
+}
+
 static struct range seen_by(const struct call *c, const struct item *item, int row)
 {
     int s = item->sequence, queries = c->batch->query_starts[s + 1] - c->batch->query_starts[s];
     int position = c->batch->context_lens[s] - queries + row / c->group;
-    int oldest = c->layer->window ? most(0, position - c->layer->window + 1) : 0;
-    return (struct range){kept(c->layer, oldest), kept(c->layer, position + 1)};
+    return (struct range){kept(c->layer, oldest_of(position, c->layer->window)), kept(c->layer, position + 1)};
 }
 
 static struct rows rows_of(const struct call *c, const struct item *item)

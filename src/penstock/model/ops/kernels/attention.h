@@ -17,7 +17,7 @@ struct layer {
     const float *q_norm, *k_norm; /* [dim], or NULL */
     const float *sinks; /* [heads of all ranks that share out a sequence]: scores beside the keys', without a value; or NULL */
     int32_t arithmetic, block_size, heads, kv_heads, dim;
-    int32_t window; /* 0: all */
+    int32_t window; /* 0: all; < 0: chunks of so many tokens, and a token sees its own */
     float scale, norm_eps;
     float cap; /* of scores; 0: none */
     int32_t settled; /* the cache lies in huge pages: fetching ahead is cheap */
