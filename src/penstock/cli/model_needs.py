@@ -34,7 +34,7 @@ _GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its 
 _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
 _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
-_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+_NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter: of WSL
 _SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
 
@@ -67,9 +67,11 @@ def shared_device(engine: EngineSettings, memory_gib: float | None) -> Device:
 
 
 def _first_gpu() -> tuple[str, int] | None:
+    if not any(driver.exists() for driver in _NVIDIA_DRIVERS):
+        return None
     source = open_nvml()
     if source is None:
-        return _told_by_nvidia_smi() if _NVIDIA_DRIVER.exists() else None
+        return _told_by_nvidia_smi()
     try:
         for reading in source.read():
             if reading.memory_total_bytes:
