@@ -39,6 +39,7 @@ from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
+from penstock.observe.tensor_catalog import OWN as TENSOR_CATALOG
 from penstock.observe.vllm_catalog import VLLM_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
@@ -157,6 +158,7 @@ def metrics_page() -> str:
     for title, catalog in (
         ("Of a replica", CATALOG),
         ("Of its device", DEVICE_CATALOG),
+        ("Of a replica whose models take tensors, beside requests and texts", TENSOR_CATALOG),
         ("Of a gateway", GATEWAY_CATALOG),
         ("Of WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
         ("Of a gateway's watch", WATCH_CATALOG),

@@ -3,7 +3,8 @@
 Triton is the server of nvidia-pytriton (`python tools/peers/install.py .peers triton`), whose only backend is Python:
 ONNX Runtime inside a Python model, which puts the requests of a batch together as penstock does. Both get the same
 files, batching, threads and bytes: HTTP with binary data, from one load generator with a fixed number of connections
-that each ask again once they are answered. Rounds take turns, so that other work on the machine falls on both.
+that each ask again once they are answered; or with `--rate` from arrivals that are the same for both, however fast the
+answers come. Rounds take turns, so that other work on the machine falls on both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--models", nargs="+", choices=list(_SHAPES), default=list(_SHAPES))
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--rate", type=float, help="requests a second, as long as a connection is free")
     parser.add_argument("--rows", type=int, default=1, help="of each request")
     parser.add_argument("--peer", type=Path, default=Path(".peers/triton"), help="the environment with nvidia-pytriton")
     arguments = parser.parse_args()
@@ -121,7 +125,9 @@ def _measure(places: list[Place], model: str, connections: int, arguments: Any) 
         uvloop.run(_load(one, model, arguments.rows, connections, _WARM_S))
     for number in range(arguments.rounds):
         for one in places if number % 2 == 0 else places[::-1]:
-            found[one.server].append(uvloop.run(_load(one, model, arguments.rows, connections, arguments.seconds)))
+            found[one.server].append(
+                uvloop.run(_load(one, model, arguments.rows, connections, arguments.seconds, arguments.rate))
+            )
     return found
 
 
@@ -142,8 +148,11 @@ def _print(model: str, connections: int, found: dict[str, list[Round]]) -> None:
 class _Connection(asyncio.Protocol):
     """Asks the same again and again, and notes how long each answer took."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, arrivals: deque[float] | None = None) -> None:
+        """`arrivals`: requests that wait for a connection, by when they came; None: it asks again by itself."""
         self.latencies_s: list[float] = []
+        self.is_idle = False
+        self._arrivals = arrivals
         self.answer = b""
         self._request = request
         self._transport: Any = None
@@ -154,7 +163,16 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._ask()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Asks what is to be asked next, if there is anything."""
+        if self._arrivals is None:
+            self._ask(time.perf_counter())
+        elif self._arrivals:
+            self._ask(self._arrivals.popleft())
+        else:
+            self.is_idle = True
 
     def data_received(self, data: bytes) -> None:
         self._data = data if not self._data else self._data + data
@@ -175,7 +193,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
             self.ended.set_result(None)
         else:
-            self._ask()
+            self.go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
@@ -184,18 +202,36 @@ class _Connection(asyncio.Protocol):
     def end(self) -> None:
         """After the answer that is under way."""
         self._is_over = True
+        if self.is_idle:
+            self._transport.close()
+            self.ended.set_result(None)
 
-    def _ask(self) -> None:
-        self._asked_s = time.perf_counter()
+    def _ask(self, since_s: float) -> None:
+        self.is_idle, self._asked_s = False, since_s
         self._transport.write(self._request)
 
 
-async def _load(place: Place, model: str, rows: int, connections: int, seconds: float) -> Round:
+async def _arrive(arrivals: deque[float], opened: list[_Connection], rate: float) -> None:
+    """As a Poisson process: the same each time."""
+    dice, at_s = random.Random(0), time.perf_counter()
+    while True:
+        at_s += dice.expovariate(rate)
+        await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
+        arrivals.append(at_s)
+        if (idle := next((one for one in opened if one.is_idle), None)) is not None:
+            idle.go_on()
+
+
+async def _load(
+    place: Place, model: str, rows: int, connections: int, seconds: float, rate: float | None = None
+) -> Round:
     loop, request = asyncio.get_running_loop(), _request(model, rows)
+    arrivals: deque[float] | None = None if rate is None else deque()
     opened = [
-        (await loop.create_connection(lambda: _Connection(request), "127.0.0.1", place.port))[1]
+        (await loop.create_connection(lambda: _Connection(request, arrivals), "127.0.0.1", place.port))[1]
         for _ in range(connections)
     ]
+    arriving = loop.create_task(_arrive(arrivals, opened, rate)) if arrivals is not None and rate is not None else None
     await asyncio.sleep(0.2)
     for one in opened:
         one.latencies_s.clear()
@@ -203,6 +239,8 @@ async def _load(place: Place, model: str, rows: int, connections: int, seconds: 
     await asyncio.sleep(seconds)
     cpu_s = place.cpu_s() - before_s
     took_s, found = time.perf_counter() - began_s, sorted(value for one in opened for value in one.latencies_s)
+    if arriving is not None:
+        arriving.cancel()
     for one in opened:
         one.end()
     await asyncio.gather(*(one.ended for one in opened))

@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,20 +99,13 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str, model: str | None = MODEL, forks: bool = True) -> Iterator[RealServer]:
+def real_server(
+    *flags: str, model: str | None = MODEL, forks: bool = True, of_engine: Sequence[str] = FORMAT
+) -> Iterator[RealServer]:
     """`model`: None: the flags name some. `forks`: its engine and ranks are forked from the tests' template; else each
-    is executed."""
-    command = [
-        sys.executable,
-        "-m",
-        "penstock.cli.main",
-        "serve",
-        *filter(None, [model]),
-        *FORMAT,
-        "--port",
-        "0",
-        *flags,
-    ]
+    is executed. `of_engine`: more flags, that not all models take."""
+    named = [] if model is None else [model]
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", *named, *of_engine, "--port", "0", *flags]
     environment = os.environ | (forking() if forks else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     assert process.stdout is not None

@@ -37,6 +37,7 @@ _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step,
 _NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter: of WSL
 _SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
+_TENSOR_WEIGHTS = (".onnx", ".onnx_data", ".data", ".bin")
 
 
 class Device(NamedTuple):
@@ -115,7 +116,7 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     step_bytes = step.step_bytes
     if not device.is_gpu:
         step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
-    fixed_bytes = weight_bytes + step_bytes
+    fixed_bytes = weight_bytes + step_bytes + step.state_bytes
     context = longest_context(engine, files.config)
     token_bytes = 0 if isinstance(files, EncoderCheckpoint) else sum(each.kv_bytes_per_token for each, _ in models)
     floor_bytes, most_bytes = _kv_bytes(token_bytes, entry, context, device)
@@ -178,6 +179,6 @@ def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> in
     return stored_bytes if engine.quant == "auto" else max(stored_bytes, model.stored_bytes)
 
 
-def _sizes(path: Path) -> list[int]:
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in _WEIGHTS]
+def _sizes(path: Path, kinds: tuple[str, ...] = _WEIGHTS) -> list[int]:
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in kinds]
     return [one.stat().st_size for one in files]

@@ -17,11 +17,12 @@ from typing import Any
 
 import uvloop
 
-from penstock.cli.before_serving import check, check_torch
+from penstock.cli.before_serving import check_generating, check_torch, tls_of
 from penstock.cli.config_file import read_config_file
 from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
 from penstock.cli.model_needs import Device, needs_of, shared_device, tensor_needs
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.core.config import build, within
@@ -71,8 +72,13 @@ def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | No
         return settings_of_models
 
 
-def serve_models(settings: Settings, models: ModelsSettings, num_processes: int = 1) -> None:
-    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway."""
+def serve_models(
+    settings: Settings, models: ModelsSettings, num_processes: int = 1, pipelines: Sequence[str] = ()
+) -> None:
+    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway;
+    `pipelines`: their files."""
+    tls_of(settings.server)
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     each = {name: _settings_of(name, entry, settings) for name, entry in models.entries().items()}
@@ -90,9 +96,9 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
                 needs.append(tensor_needs(name, entry, directory_of_model, device))
                 lines.append(f"loading {name} from {directory_of_model.path}")
                 continue
-            files = check(each[name])
+            files = check_generating(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
-            lines.append(loading_message(name, each[name], files))
+            lines.append(loading_message(name, each[name], files.path))
     lines += check_plan(device, needs, models)
     print(*lines, sep="\n", flush=True)
     share_secret(settings.server.gateway_secret)
@@ -115,8 +121,9 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         admin_port = models.admin_port
         if admin_port is None and settings.server.host not in LOOPBACK:
             admin_port = 0
-        running = run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, admin_port=admin_port)
-        uvloop.run(running)
+        uvloop.run(
+            run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, pipelines, admin_port=admin_port)
+        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from penstock.cli.before_serving import tls_of
 from penstock.cli.serve import HttpServer, OnReady, listen, with_secrets, write_address
 from penstock.core.errors import ConfigError
 from penstock.core.measurements import ServingLimits
-from penstock.core.settings import Settings
+from penstock.core.settings import EngineSettings, Settings
 from penstock.engine.client import startup_phases
 from penstock.engine.messages import EngineInfo
 from penstock.engine_process.phases import Phases, process_began_s
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _COLLECT = (20_000, 20, 50)  # objects until garbage is collected: requests leave no cycles
+# Of engines' settings; the last two are set for the replicas of `serve` and of fleets, whatever their models are.
+_UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
 _SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
 
 
@@ -44,6 +46,7 @@ def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, addres
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     settings = replace(settings, server=with_secrets(settings.server))
+    _refuse_others(settings.engine)
     source = _source(settings)
     tls_of(settings.server)
     with listen(settings) as listener:
@@ -71,12 +74,22 @@ def _source(settings: Settings) -> _Source:
     return _Source(path.resolve().name, lambda: models_in(path))
 
 
+def _refuse_others(engine: EngineSettings) -> None:
+    """Settings of engines that make text mean nothing here."""
+    for one in fields(engine):
+        if one.name not in _UNDERSTOOD and getattr(engine, one.name) != getattr(EngineSettings(), one.name):
+            said = f"{one.name} is for models that make text; an ONNX model is as its file and its settings have it"
+            raise ConfigError(said, param=f"engine.{one.name}")
+
+
 async def _serve(
     settings: Settings, source: _Source, listener: socket.socket, phases: Phases, on_ready: OnReady | None
 ) -> None:
-    from penstock.tensors.replica import TensorReplica  # ONNX Runtime comes with it
+    from penstock.tensors.onnx_model import Place  # ONNX Runtime comes with it
+    from penstock.tensors.replica import TensorReplica
 
-    replica = TensorReplica(source.name, settings.server, int(time.time()), source.paths)
+    place = Place(settings.engine.device, settings.engine.threads)
+    replica = TensorReplica(source.name, settings.server, int(time.time()), source.paths, place)
     tls = tls_of(settings.server)
     server = HttpServer(
         replica, replica.drain, replica, None, settings.server, tls=tls, tensors=replica, repository=replica
@@ -117,17 +130,21 @@ async def _serve(
 
 def _info(replica: TensorReplica) -> EngineInfo:
     """For the process that started several of these."""
-    instance = next(iter(replica.repository.loaded.values())).latest.instances[0]
+    model = next(iter(replica.repository.loaded.values()))
+    instance, texts = model.latest.instances[0], model.texts
+    embeds = not isinstance(texts, str) and "embeddings" in texts.tasks
+    most = 0 if isinstance(texts, str) else texts.limits.max_tokens
     return EngineInfo(
         instance.device,
         "as in its file",
         "none",
         "none",
         "onnxruntime",
-        ServingLimits(),
+        ServingLimits(chunk_tokens=most * model.latest.rules.max_batch_size, max_model_len=most),
         0,
         startup_s=dict(replica.startup_s),
         generates=False,
+        embeds=embeds,
     )
 
 

@@ -64,6 +64,10 @@ class Instance:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def execute(self, parts: Sequence[Part], done: Done) -> None:
         self._work.put((parts, done))
 

@@ -17,7 +17,7 @@ from penstock.tensors.batcher import BatchingRules
 from penstock.tensors.datatypes import BYTES, NUMPY, Array, in_settings
 from penstock.tensors.instances import QUICK_S, Instance
 from penstock.tensors.model_settings import ModelSettings, Warmup, batching_rules
-from penstock.tensors.onnx_model import OnnxModel, Session
+from penstock.tensors.onnx_model import OnnxModel, Place, Session
 from penstock.tensors.repository import ModelDirectory
 from penstock.tensors.served_model import Observer, ServedModel, ServedVersion
 from penstock.tensors.signature import Signature
@@ -42,11 +42,11 @@ class LoadedVersion(NamedTuple):
     texts: TextReader | str = ""  # or why it reads none; of the latest version
 
 
-def load(directory: ModelDirectory) -> list[LoadedVersion]:
+def load(directory: ModelDirectory, place: Place = Place()) -> list[LoadedVersion]:  # noqa: B008 (a tuple)
     """Takes as long as the files are large: for a thread. Raises ModelError, ConfigError."""
     loaded = []
     for version, path in directory.versions.items():
-        model = OnnxModel(path, directory.settings)
+        model = OnnxModel(path, directory.settings, place)
         rules = batching_rules(directory.settings, model.signature.max_batch_size)
         sessions = model.sessions()
         for warmup in directory.settings.model_warmup:

@@ -15,6 +15,7 @@ from penstock.core.errors import EngineUnavailable, ModelNotFound, PenstockError
 from penstock.http.clock import LOOP_CLOCK, TimerClock
 from penstock.tensors import loading
 from penstock.tensors.model_settings import ModelSettings
+from penstock.tensors.onnx_model import Place
 from penstock.tensors.repository import open_directory
 from penstock.tensors.served_model import Observer, ServedModel
 
@@ -33,11 +34,13 @@ class ModelRepository:
     def __init__(
         self,
         paths: Callable[[], Mapping[str, Path]],
+        place: Place = Place(),  # noqa: B008 (a tuple)
         *,
         clock: TimerClock = LOOP_CLOCK,
         observer: Observer | None = None,
     ) -> None:
         """`paths`: of the models that there are, by name; asked again for each call."""
+        self._place = place
         self._paths = paths
         self._clock = clock
         self._observer = observer
@@ -80,7 +83,7 @@ class ModelRepository:
             if entry.model is None:
                 entry.state = "LOADING"
             try:
-                loaded = await asyncio.to_thread(lambda: loading.load(open_directory(str(path), settings)))
+                loaded = await asyncio.to_thread(lambda: loading.load(open_directory(str(path), settings), self._place))
             except PenstockError as error:
                 entry.reason = error.message
                 raise

@@ -47,6 +47,7 @@ from penstock.server.offload import Offload
 from penstock.server.text_models import Task, TextModel
 from penstock.tensors.model_repository import ModelRepository
 from penstock.tensors.model_settings import ModelSettings, settings_of
+from penstock.tensors.onnx_model import Place
 from penstock.tensors.recorder import TensorRecorder
 from penstock.tensors.served_model import Inference, ServedVersion
 from penstock.tensors.wire import read_request, write_answer
@@ -71,6 +72,7 @@ class TensorReplica:
         settings: ServerSettings,
         created: int,
         paths: Callable[[], Mapping[str, Path]],
+        place: Place = Place(),  # noqa: B008 (a tuple)
         clock: TimerClock = LOOP_CLOCK,
     ) -> None:
         """`name`: that gateways know it by: its model's, if it has one; `created`: Unix time; `paths`: of its models,
@@ -83,7 +85,7 @@ class TensorReplica:
             PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins),
         )
         self.recorder = TensorRecorder(clock, name)
-        self.repository = ModelRepository(paths, clock=clock, observer=self.recorder)
+        self.repository = ModelRepository(paths, place, clock=clock, observer=self.recorder)
         self.startup_s: Mapping[str, float] = {}
         self._clock = clock
         self._settings = settings
@@ -219,8 +221,8 @@ class TensorReplica:
     def _routes(self) -> list[Route]:
         return [
             Route("GET", "/health", self._live),
-            Route("GET", "/health/deep", self._works),
             Route("GET", "/ready", self._ready),
+            Route("GET", "/health/deep", self._deep),
             Route("GET", "/metrics", self._metrics),
             Route("GET", "/v1/models", self._models),
             Route("GET", "/v1/models/{model}", self._one_model),
@@ -236,9 +238,11 @@ class TensorReplica:
     async def _live(self, request: Request, sink: Sink) -> None:
         await _tell(sink, not self._is_stopped, engine=self.state)
 
-    async def _works(self, request: Request, sink: Sink) -> None:
-        """Whether the model is there; what it takes, nobody here knows, so it is not asked to compute."""
-        await _tell(sink, self.state == "ready", engine=self.state)
+    async def _deep(self, request: Request, sink: Sink) -> None:
+        """Whether each version has an instance that is there: what a model takes nobody knows, so none is asked."""
+        versions = [one for model in self.repository.loaded.values() for one in model.versions.values()]
+        is_well = self.state == "ready" and bool(versions) and all(one.is_alive for one in versions)
+        await _tell(sink, is_well, engine=self.state)
 
     async def _ready(self, request: Request, sink: Sink) -> None:
         why = {"reason": self.drain.reason} if self.drain.is_begun else {}
@@ -260,6 +264,8 @@ class TensorReplica:
         return ModelCard(id=name, created=self._created, root=name)
 
     async def _no_text(self, request: Request, sink: Sink) -> None:
+        if not self._is_open:
+            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
         names = ", ".join(f"'{name}'" for name in self.repository.loaded) or "none yet"
         raise UnsupportedTask(f"this server's models ({names}) make no texts", param="model")
 

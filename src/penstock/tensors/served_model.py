@@ -105,6 +105,10 @@ class ServedVersion:
         return len(self._batcher)
 
     @property
+    def is_alive(self) -> bool:
+        return all(instance.is_alive for instance in self.instances)
+
+    @property
     def rules(self) -> BatchingRules:
         return self._batcher.rules
 
