@@ -124,10 +124,12 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
 
 
-def tensor_needs(name: str, entry: ModelEntry, directory: ModelDirectory, device: Device) -> ModelNeeds:
+def tensor_needs(
+    name: str, entry: ModelEntry, engine: EngineSettings, directory: ModelDirectory, device: Device
+) -> ModelNeeds:
     """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
     them; each instance has its own."""
-    computes_here = _runs_on_gpu(directory) if device.is_gpu else True
+    computes_here = not device.is_gpu or (engine.device != "cpu" and _runs_on_gpu(directory))
     if not computes_here:
         return ModelNeeds(name, 0, 0, 0)
     weight_bytes = 2 * len(directory.settings.instances) * sum(map(_onnx_bytes, directory.versions.values()))
