@@ -57,10 +57,12 @@ def test_a_model_of_tensors_needs_its_weights_twice_for_each_instance(tmp_path: 
     (tmp_path / "m.onnx").write_bytes(b"x" * 1000)
     (tmp_path / "m.onnx.data").write_bytes(b"x" * 9000)
     entry = ModelEntry(model=str(tmp_path / "m.onnx"))
-    needs = tensor_needs("m", entry, open_directory(entry.model), CPU)
+    needs = tensor_needs("m", entry, EngineSettings(), open_directory(entry.model), CPU)
     assert needs.fixed_bytes == (256 << 20) + 20_000
     assert (needs.floor_bytes, needs.most_bytes) == (0, 0)
-    assert not tensor_needs("m", entry, open_directory(entry.model), GPU).fixed_bytes, "it computes on the CPU"
+    assert not tensor_needs("m", entry, EngineSettings(), open_directory(entry.model), GPU).fixed_bytes, (
+        "it computes on the CPU"
+    )
 
 
 def test_the_plan_names_what_is_loaded_at_the_start_and_refuses_what_never_fits() -> None:

@@ -34,7 +34,7 @@ _GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its 
 _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
 _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
-_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+_NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter: of WSL
 _SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
 _TENSOR_WEIGHTS = (".onnx", ".onnx_data", ".data", ".bin")
@@ -68,9 +68,11 @@ def shared_device(engine: EngineSettings, memory_gib: float | None) -> Device:
 
 
 def _first_gpu() -> tuple[str, int] | None:
+    if not any(driver.exists() for driver in _NVIDIA_DRIVERS):
+        return None
     source = open_nvml()
     if source is None:
-        return _told_by_nvidia_smi() if _NVIDIA_DRIVER.exists() else None
+        return _told_by_nvidia_smi()
     try:
         for reading in source.read():
             if reading.memory_total_bytes:
@@ -122,10 +124,12 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
 
 
-def tensor_needs(name: str, entry: ModelEntry, directory: ModelDirectory, device: Device) -> ModelNeeds:
+def tensor_needs(
+    name: str, entry: ModelEntry, engine: EngineSettings, directory: ModelDirectory, device: Device
+) -> ModelNeeds:
     """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
     them; each instance has its own."""
-    computes_here = _runs_on_gpu(directory) if device.is_gpu else True
+    computes_here = not device.is_gpu or (engine.device != "cpu" and _runs_on_gpu(directory))
     if not computes_here:
         return ModelNeeds(name, 0, 0, 0)
     weight_bytes = 2 * len(directory.settings.instances) * sum(map(_onnx_bytes, directory.versions.values()))

@@ -25,6 +25,7 @@ from penstock.cli.model_needs import Device, needs_of, shared_device, tensor_nee
 from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
+from penstock.cli.serve_tensors import UNDERSTOOD, refuse_others
 from penstock.core.config import build, within
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
@@ -92,8 +93,9 @@ def serve_models(
             if is_repository(entry.model):
                 raise ConfigError(f"{entry.model} has several models: name each, as in NAME={entry.model}/MODEL")
             if name in takes_tensors:
+                refuse_others(each[name].engine)
                 directory_of_model = open_directory(entry.model)
-                needs.append(tensor_needs(name, entry, directory_of_model, device))
+                needs.append(tensor_needs(name, entry, each[name].engine, directory_of_model, device))
                 lines.append(f"loading {name} from {directory_of_model.path}")
                 continue
             files = check_generating(each[name])
@@ -158,7 +160,10 @@ def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettin
 def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
     """Settings of one model's replica: its own over those of all models."""
     where = f"models.{name}."
-    engine = build(EngineSettings, asdict(settings.engine) | entry.engine, where=f"{where}engine.")
+    of_all = asdict(settings.engine)
+    if is_tensor_model(entry.model):  # those of models that make text are not for it, unless its own entry says them
+        of_all = {key: value for key, value in of_all.items() if key in UNDERSTOOD}
+    engine = build(EngineSettings, of_all | entry.engine, where=f"{where}engine.")
     server = build(ServerSettings, asdict(settings.server) | entry.server, where=f"{where}server.")
     slo = build(Slo, asdict(settings.slo) | entry.slo, where=f"{where}slo.")
     return replace(settings, model=entry.model, engine=engine, server=server, slo=slo)

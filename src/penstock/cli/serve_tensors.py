@@ -37,7 +37,7 @@ log = logging.getLogger("penstock")
 
 _COLLECT = (20_000, 20, 50)  # objects until garbage is collected: requests leave no cycles
 # Of engines' settings; the last two are set for the replicas of `serve` and of fleets, whatever their models are.
-_UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
+UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
 _SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
 
 
@@ -46,7 +46,7 @@ def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, addres
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     settings = replace(settings, server=with_secrets(settings.server))
-    _refuse_others(settings.engine)
+    refuse_others(settings.engine)
     source = _source(settings)
     tls_of(settings.server)
     with listen(settings) as listener:
@@ -74,10 +74,10 @@ def _source(settings: Settings) -> _Source:
     return _Source(path.resolve().name, lambda: models_in(path))
 
 
-def _refuse_others(engine: EngineSettings) -> None:
+def refuse_others(engine: EngineSettings) -> None:
     """Settings of engines that make text mean nothing here."""
     for one in fields(engine):
-        if one.name not in _UNDERSTOOD and getattr(engine, one.name) != getattr(EngineSettings(), one.name):
+        if one.name not in UNDERSTOOD and getattr(engine, one.name) != getattr(EngineSettings(), one.name):
             said = f"{one.name} is for models that make text; an ONNX model is as its file and its settings have it"
             raise ConfigError(said, param=f"engine.{one.name}")
 

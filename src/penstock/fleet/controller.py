@@ -304,8 +304,9 @@ class Controller:
         return rounds
 
     def _spec(self, row: FleetReplica) -> ReplicaSpec:
-        spec = self._pools[row.pool].spec(row)
-        if self._device is None:
+        pool = self._pools[row.pool]
+        spec = pool.spec(row)
+        if self._device is None or pool.settings.tensors:  # an ONNX model has no cache that could be made to fit
             return spec
         engine = self._device.fitted(row.pool, spec.settings.engine)
         return dataclasses.replace(spec, settings=dataclasses.replace(spec.settings, engine=engine))

@@ -111,6 +111,4 @@ def test_a_model_whose_engine_was_lost_is_loaded_again_and_one_that_was_sent_awa
 def test_a_gpu_s_engine_gets_all_that_the_plan_gives_it_as_a_share_of_the_card() -> None:
     engine = fit_gpu(80 * GIB, EngineSettings(), A, 12 * GIB)
     assert (engine.memory_fraction, engine.parkable) == (20 / 80, True)
-    on_cpu = needs("onnx", 0, 0, 0)
-    assert fit_gpu(80 * GIB, EngineSettings(), on_cpu, 0) == EngineSettings(), "it has nothing on the card"
     assert fit_cpu(EngineSettings(), A, 12 * GIB).kv_gib == 12
