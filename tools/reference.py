@@ -27,6 +27,7 @@ from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
+from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
 from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
@@ -63,8 +64,10 @@ def config_page() -> str:
             )
         lines.append("")
     lines.append("`telemetry`: as of a gateway, below; in the file only.\n")
+    models = ["\n## Of several models\n", "`penstock serve --models models.yaml`: [its page](../several-models.md).\n"]
+    models += _table({"": ModelsSettings, "models.NAME.": ModelEntry})
     fleet = ["\n## Of a fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
-    return "\n".join([*lines, *_gateway_settings(), *fleet, *_table(FLEET_GROUPS), ""])
+    return "\n".join([*lines, *_gateway_settings(), *models, *fleet, *_table(FLEET_GROUPS), ""])
 
 
 FLEET_GROUPS: dict[str, Any] = {

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.gateway_worker import Started, addresses_of
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replica_counts import ReplicaCounts
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
@@ -78,8 +79,16 @@ _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 
 
-def serve_replicas(settings: Settings, counts: ReplicaCounts, num_processes: int = 1, split: Split = "auto") -> None:
-    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's."""
+def serve_replicas(
+    settings: Settings,
+    counts: ReplicaCounts,
+    num_processes: int = 1,
+    split: Split = "auto",
+    pipelines: Sequence[str] = (),
+) -> None:
+    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's;
+    `pipelines`: their files."""
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
@@ -90,7 +99,7 @@ def serve_replicas(settings: Settings, counts: ReplicaCounts, num_processes: int
         _reserved_ports(counts.most) as ports,
     ):
         files = check(settings)
-        uvloop.run(_serve(settings, files, counts, ports, Path(directory), num_processes, split))
+        uvloop.run(_serve(settings, files, counts, ports, Path(directory), num_processes, split, pipelines))
 
 
 def template_modules() -> list[str]:
@@ -115,11 +124,12 @@ async def _serve(
     directory: Path,
     num_processes: int,
     split: Split,
+    pipelines: Sequence[str],
 ) -> None:
     name, store = settings.server.name or default_name(settings.model), store_url(None, None)
     replicas = [f"http://127.0.0.1:{port}" for port in ports]
     pool = {"replicas": replicas, "secret_env": SECRET_VARIABLE, "split": split}
-    gateway = gateway_in_front(settings, store, {name: pool})
+    gateway = gateway_in_front(settings, store, {name: pool}, pipelines)
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     tasks = [asyncio.create_task(run_gateway(gateway, store, directory, num_processes, opened.set_result))]
     start: _Start | None = None
@@ -143,7 +153,9 @@ async def _serve(
         task.result()
 
 
-def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str, Any]]) -> GatewaySettings:
+def gateway_in_front(
+    settings: Settings, store: str, models: dict[str, dict[str, Any]], pipelines: Sequence[str] = ()
+) -> GatewaySettings:
     """Settings of the gateway that clients meet where `serve` would be one replica."""
     server = settings.server
     return GatewaySettings(
@@ -156,6 +168,7 @@ def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str,
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
+        pipelines=[str(Path(path).absolute()) for path in pipelines],
         slo=settings.slo,
         telemetry=settings.telemetry,
         batches=BatchSettings(files=str(penstock_home() / "files")),
@@ -169,7 +182,8 @@ async def run_gateway(
     if num_processes > 1:
         await _supervise(gateway, directory, num_processes, on_open)
     else:
-        await serve(gateway, store, on_open)
+        read = (lambda: gateway) if gateway.pipelines else None  # their files are all that can change
+        await serve(gateway, store, on_open, read=read)
 
 
 async def _supervise(

@@ -32,7 +32,7 @@ from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, ModelUnsupported
 from penstock.core.nodes import nodes_of, with_nodes
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient, startup_phases
@@ -45,6 +45,7 @@ from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
 from penstock.http.server import App, Server
 from penstock.http.tls import ServerTls
+from penstock.hub.hf_images import image_processor
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.otlp.environment import telemetry_of
@@ -57,7 +58,7 @@ from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import ServedImages, ServedModel
 from penstock.tensors.repository import is_repository, is_tensor_model
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
@@ -214,6 +215,7 @@ async def _load(
         generates=info.generates,
         embeds=info.embeds,
         max_loras=info.max_loras,
+        images=_served_images(files, tokenizer, info),
     )
     adapters = replica.adapters(model)
     await adapters.restore(settings.lora)
@@ -221,6 +223,26 @@ async def _load(
     phases.close()
     engine.info = _with_server_phases(info, phases)
     return engine.info
+
+
+def _served_images(files: ModelFiles, tokenizer: Tokenizer, info: EngineInfo) -> ServedImages | None:
+    """None: the model takes no images here. If it could, the log says why it does not."""
+    if not info.takes_images:
+        return None
+    log = logging.getLogger("penstock")
+    try:
+        processor = image_processor(files.path, files.config.vision)
+    except ModelUnsupported as error:
+        log.warning("requests with images are refused: %s", error.message)
+        return None
+    if processor is None:
+        log.warning("requests with images are refused: %s has no preprocessor_config.json", files.path)
+        return None
+    placeholder_id = tokenizer.added_id(processor.placeholder)
+    if placeholder_id is None:
+        log.warning("requests with images are refused: the tokenizer has no token %s", processor.placeholder)
+        return None
+    return ServedImages(processor, placeholder_id, info.max_image_tokens)
 
 
 def _with_server_phases(info: EngineInfo, phases: Phases) -> EngineInfo:

@@ -236,14 +236,14 @@ class OverGrpc:
     # -- the repository
 
     async def _repository_index(self, request: Message, caller: Caller) -> dict[str, Any]:
-        return {"models": await self._calls.repository.index(caller, only_ready=request.ready)}
+        return {"models": await self._calls.repository.index(_named(caller), only_ready=request.ready)}
 
     async def _repository_load(self, request: Message, caller: Caller) -> dict[str, Any]:
-        await self._calls.repository.load(caller, request.model_name, _parameters(request))
+        await self._calls.repository.load(_named(caller), request.model_name, _parameters(request))
         return {}
 
     async def _repository_unload(self, request: Message, caller: Caller) -> dict[str, Any]:
-        await self._calls.repository.unload(caller, request.model_name, _parameters(request))
+        await self._calls.repository.unload(_named(caller), request.model_name, _parameters(request))
         return {}
 
     # -- inference
@@ -423,6 +423,13 @@ def _caller(context: Any) -> Caller:
     metadata = context.invocation_metadata() or ()
     headers = {name.encode(): value.encode("latin-1") for name, value in metadata if isinstance(value, str)}
     return Caller(headers, _peer(context.peer()))
+
+
+def _named(caller: Caller) -> Caller:
+    """With the host name that an order must come by where no key is asked for. Pages of a browser, which that is about,
+    speak no gRPC; so who comes from this machine has reached it by a name of its own."""
+    is_local = caller.peer == "::1" or caller.peer.startswith("127.")
+    return caller._replace(headers={**caller.headers, b"host": b"127.0.0.1"}) if is_local else caller
 
 
 def _peer(peer: str) -> str:

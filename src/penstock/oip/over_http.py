@@ -128,13 +128,24 @@ class OverHttp:
     def body_owner(self, head: Request) -> str | None:
         if not is_ours(head.path):
             return self._gate.body_owner(head)
-        return self._calls.body_owner(Caller(head.headers)) if head.method == b"POST" else None
+        if head.method != b"POST":
+            return None
+        caller = Caller(head.headers)
+        if _ORDER.fullmatch(head.path):
+            return self._calls.order_owner(caller)
+        try:
+            return self._calls.body_owner(caller)
+        except PenstockError:
+            if head.path != _INDEX:
+                raise
+            return self._calls.order_owner(caller)  # the index is for admins too
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         if not is_ours(exchange.request.path):
             self._gate.turn_away(exchange, error)
             return
-        self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
+        if not exchange.request.path.startswith(_REPOSITORY):
+            self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
         _refuse(exchange, Refusal.of(error))
 
 

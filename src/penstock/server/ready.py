@@ -21,6 +21,15 @@ def loading_message(name: str, settings: Settings, path: Path) -> str:
     return f"{weights} {name} from {path}"
 
 
+def _recurrent_state(info: EngineInfo) -> dict[str, str]:
+    if not info.state_bytes:
+        return {}
+    each, count, kept = info.state_bytes / 2**20, info.limits.max_num_seqs, info.state_snapshots
+    told = f"{each:,.1f} MiB a sequence, {each * count:,.0f} MiB for {count}"
+    told += f"; {kept} more for prompts that begin alike" if kept else "; no prefix cache"
+    return {"recurrent state": told}
+
+
 def ready_message(
     name: str,
     info: EngineInfo,
@@ -44,6 +53,7 @@ def ready_message(
     if info.generates:
         lines |= {
             "KV cache": cache,
+            **_recurrent_state(info),
             "max_num_seqs": str(limits.max_num_seqs),
             "chunk_tokens": str(limits.chunk_tokens),
             "max_model_len": str(limits.max_model_len),

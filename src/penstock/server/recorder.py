@@ -127,6 +127,9 @@ class Recorder:
         self._texts, self._text_tokens = (
             self.registry.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
         )
+        self._images, self._image_tokens = (
+            self.registry.count(metric, model) for metric in (catalog.IMAGES, catalog.IMAGE_TOKENS)
+        )
         self._tenants: dict[str, tuple[Counter, Counter]] = {}
         self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
 
@@ -211,6 +214,8 @@ class Recorder:
             self._judge(Objective.LATENCY, total_s)
         spread(catalog.PROMPT_TOKENS, self.model).observe(generation.num_prompt_tokens)
         spread(catalog.OUTPUT_TOKENS, self.model).observe(tokens)
+        self._images.value += generation.num_images
+        self._image_tokens.value += generation.num_image_tokens
         if generation.meter is not None:
             self.pays(generation.tenant, generation.meter)
         log.info(

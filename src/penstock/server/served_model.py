@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, UnsupportedTask
+from penstock.core.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
+from penstock.core.image_processor import ImageProcessorConfig
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import AdapterRef
 from penstock.server.text_limits import TextLimits
@@ -28,6 +35,15 @@ class ServedAdapter:
 
 
 @dataclass(frozen=True)
+class ServedImages:
+    """What must be known to make images ready for the model."""
+
+    processor: ImageProcessorConfig
+    placeholder_id: int  # of its token
+    max_tile_tokens: int  # that the engine takes at a time
+
+
+@dataclass(frozen=True)
 class ServedModel:
     name: str
     config: ModelConfig
@@ -39,6 +55,7 @@ class ServedModel:
     embeds: bool = False
     max_loras: int = 0  # adapters that may run at a time; 0: the engine cannot run any
     adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; they come and go
+    images: ServedImages | None = None  # None: it takes none
 
     @cached_property
     def texts(self) -> TextLimits:
@@ -77,6 +94,11 @@ class ServedModel:
                 "/v1/completions and /v1/messages",
                 param="model",
             )
+
+    def check_sees(self, param: str) -> ServedImages:
+        if self.images is None:
+            raise UnsupportedParameter(f"{param}: the model '{self.name}' takes no images", param=param)
+        return self.images
 
     def check_base_name(self, name: str) -> None:
         """Vectors are the base model's."""

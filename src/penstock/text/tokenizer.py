@@ -39,6 +39,7 @@ class Tokenizer:
         _mark_special(backend, self._special_tokens.values())
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
         self.fill_in = find_marks({token.content for token in added.values()}.__contains__)
         self._bytes = TokenBytes(backend)
 
@@ -77,6 +78,11 @@ class Tokenizer:
         """Of a special token; None: to this model it is a text like any other."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
+
+    def added_id(self, text: str) -> int | None:
+        """Of a token that stands for just this text wherever it comes, special or not; None: there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._added_ids else None
 
     def special_tokens(self) -> dict[str, str]:
         """Texts by name; only those that the model has."""

@@ -9,9 +9,8 @@ from penstock.api.oip.request import DEFAULT_VERSION, FINISH_REASON, OWN, PARAME
 from penstock.api.oip.tensors import BYTES
 
 SERVER = "penstock"
-EXTENSIONS = ("binary_tensor_data", "parameters", "generate")
+EXTENSIONS = ("binary_tensor_data", "parameters", "generate", "model_repository")
 _OF_TENSORS = ("classification", "model_configuration", "statistics", "schedule_policy")
-_OF_REPOSITORIES = ("model_repository",)
 
 
 class TensorMetadata(NamedTuple):
@@ -38,8 +37,8 @@ def server_version() -> str:
         return "unknown"
 
 
-def server_metadata(*, has_tensors: bool = False, has_repository: bool = False) -> dict[str, object]:
-    extensions = [*EXTENSIONS, *(_OF_TENSORS if has_tensors else ()), *(_OF_REPOSITORIES if has_repository else ())]
+def server_metadata(*, has_tensors: bool = False) -> dict[str, object]:
+    extensions = [*EXTENSIONS, *(_OF_TENSORS if has_tensors else ())]
     return {"name": SERVER, "version": server_version(), "extensions": extensions}
 
 

@@ -17,6 +17,7 @@ from penstock.console.history import ALL
 from penstock.console.top.view import Number, View
 from penstock.console.views import QueueRow, ReplicaRow, TenantRow
 from penstock.core.ranks import RankFigures
+from penstock.core.residency import gib
 
 Row = TypeVar("Row")
 
@@ -41,6 +42,7 @@ def screen(view: View, width: int) -> RenderableType:
         *_head(view),
         *_alerts(view),
         *_models(view, width),
+        *_shared_models(view, width),
         *_replicas(view.state.replicas, width),
         *_ranks(view.state.replicas, width),
         *_batchers(view.state.replicas, width),
@@ -175,6 +177,29 @@ def _models(view: View, width: int) -> Iterator[RenderableType]:
             tokens("cached/s", "cached_tokens"),
             _Column("KV", 5, lambda model: _percent(view.number(model, "kv"))),
         ],
+    )
+
+
+def _shared_models(view: View, width: int) -> Iterator[RenderableType]:
+    if view.shared is None:
+        return
+    yield ""
+    for device in view.shared.devices:
+        yield _line(f"{device.name}: {gib(device.held_bytes)} of {gib(device.total_bytes)} held by models", _BOLD)
+    yield _table(
+        "ON THE DEVICE",
+        width,
+        view.shared.models,
+        lambda model: model.name,
+        [
+            _Column("state", 9, lambda model: model.state, True),
+            _Column("pinned", 6, lambda model: "yes" if model.pinned else ""),
+            _Column("ready in", 8, lambda model: "" if model.eta_s is None else _span(model.eta_s)),
+            _Column("memory", 10, lambda model: gib(model.memory.held_bytes)),
+            _Column("KV cache", 10, lambda model: gib(model.memory.kv_bytes)),
+            _Column("held", 5, lambda model: f"{model.waiting:,}"),
+        ],
+        style=lambda model: _FAIR if model.waiting else "" if model.state == "loaded" else _DIM,
     )
 
 
