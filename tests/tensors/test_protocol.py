@@ -192,6 +192,8 @@ def test_metrics_health_and_report(served: Served) -> None:
     assert served.call("GET", "/v1/models/nobody")[0] == 404
     report = served.call("GET", "/v1/penstock/snapshot")[1]
     assert (report["model"], report["state"], report["takes_tensors"]) == (NAME, "ready", True)
+    assert [(one[0], one[1], one[4]) for one in report["tensors"]] == [(NAME, 1, 8), (NAME, 2, 8)]
+    assert served.call("GET", "/health/deep")[0] == 200
     text = served.call("GET", "/metrics")[1].decode()
     for wanted in (
         f'penstock_tensor_requests_total{{model="{NAME}",version="2",outcome="ok"}}',

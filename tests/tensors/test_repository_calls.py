@@ -122,6 +122,13 @@ def test_orders_are_for_those_who_know_the_secret(root: Path) -> None:
         eventually(lambda: list(served.replica.repository.loaded) == ["second"])
 
 
+def test_orders_of_foreign_web_pages_are_refused(served: Served) -> None:
+    for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "elsewhere.example"}):
+        for call in ("unload", "load"):
+            assert served.call("POST", f"/v2/repository/models/first/{call}", {}, **headers)[0] == 403
+    assert list(served.replica.repository.loaded) == ["first", "second"]
+
+
 def test_broken_model_costs_the_others_nothing(root: Path) -> None:
     (root / "second/1/model.onnx").write_bytes(b"no model")
     (root / "third").mkdir()

@@ -81,8 +81,10 @@ class GatewayTrust:
         return ""
 
     def check_caller(self, headers: Mapping[bytes, bytes], client: str) -> None:
-        """`check`, for a call of another protocol."""
-        self.check(_request_of(headers, client))
+        """`guard` and `check`, for a call of another protocol."""
+        request = _request_of(headers, client)
+        self.guard(request)
+        self.check(request)
 
     def check(self, request: Request) -> None:
         """Raises unless the sender is a gateway."""

@@ -93,9 +93,7 @@ class ModelRepository:
             finally:
                 entry.state = "UNAVAILABLE" if entry.model is None else "READY"
         if old is not None:
-            task = asyncio.create_task(old.retire())
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retire(old)
 
     async def unload(self, name: str) -> None:
         """Lets what it has begun end. Raises ModelNotFound."""
@@ -108,7 +106,7 @@ class ModelRepository:
                 return
             entry.state, entry.reason = "UNLOADING", "unloaded"
             try:
-                await model.retire()
+                await asyncio.shield(self._retire(model))  # it ends though nobody waits for the answer any more
             finally:
                 entry.state = "UNAVAILABLE"
 
@@ -129,6 +127,12 @@ class ModelRepository:
     def stop(self) -> None:
         for model in self.loaded.values():
             model.stop()
+
+    def _retire(self, model: ServedModel) -> asyncio.Task[None]:
+        task = asyncio.create_task(model.retire())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        return task
 
     def _refuse(self, name: str, entry: _Entry | None) -> NoReturn:
         if name in self._paths() or entry is not None:

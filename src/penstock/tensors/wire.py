@@ -147,6 +147,8 @@ def _classes(name: str, array: Array, count: int, labels: Sequence[str], *, is_b
     if array.dtype == object or not array.size:
         raise InvalidRequest(f"'{name}' has no numbers to tell classes by", param=name)
     rows = array.reshape(array.shape[0] if is_batched else 1, -1)
+    if rows.shape[0] * min(count, rows.shape[1]) > _MAX_TEXTS:
+        raise InvalidRequest(f"'{name}': more than {_MAX_TEXTS} classes are asked for", param=name)
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
     found = np.empty(best.shape, object)
     for (row, place), number in np.ndenumerate(best):

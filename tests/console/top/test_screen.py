@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from penstock.api.replica_report import TensorNews
 from penstock.console.history import COLUMNS
 from penstock.console.top import screen
 from penstock.console.top.view import AlertLine, Hello, SharedModels, Tick, View
@@ -85,6 +86,19 @@ def test_ranks_of_a_replica_are_shown_with_their_memory_and_shares() -> None:
     assert any(line.startswith(" ~ estimated") for line in shown)
     alone = ReplicaRow("r", "small-1f2a", "small", "penstock", "ready")
     assert not any(line.startswith("RANK") for line in lines(view(State([], [alone], [], []))))
+
+
+def test_versions_of_a_model_that_takes_tensors_are_shown_with_their_batchers() -> None:
+    versions = (
+        TensorNews("sorter", 1, 2, "cpu", 16, waiting=3, running=4, rows=90, batches=20),
+        TensorNews("sorter", 2),
+    )
+    shown = lines(
+        view(State([], [ReplicaRow("r", "sorter-1f2a", "sorter", "penstock", "ready", tensors=versions)], [], []))
+    )
+    first, second = (line.split() for line in shown if re.match(r"sorter-1f2a v[12] ", line))
+    assert first == ["sorter-1f2a", "v1", "4", "3", "90", "4.5", "of", "16", "2", "cpu"]
+    assert second == ["sorter-1f2a", "v2", "0", "0", "0", "-", "of", "1", "1", "cpu"]
 
 
 def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:

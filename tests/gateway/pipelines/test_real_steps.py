@@ -17,7 +17,6 @@ import pytest
 
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe import gateway_catalog as catalog
-from penstock.tensors.repository import open_directory
 from tests.clocks import ManualClock
 from tests.gateway.pipelines.test_served import MESSAGES, num_open, steps_counted
 from tests.gateway.pipelines.written import written
@@ -97,7 +96,7 @@ def test_a_classifier_a_model_and_a_post_processor_answer_as_one(tmp_path: Path,
             parameters: {max_tokens: 8, seed: 1}
           last: {python: steps.py:shout, inputs: {answer: answer}, output: text}
     """
-    model = open_directory(str(save_classifier(tmp_path / "kinds.onnx")))
+    model = save_classifier(tmp_path / "kinds.onnx")
     with serving_tensors(model) as tensors:
         pools = {NAME: at(replica), "kinds": ModelSettings(replicas=[tensors.url])}
         with running_gateway(pools=pools, pipelines=[written(tmp_path, text, steps=STEPS)]) as gateway:
