@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.images import ImageInput, are_placed, image_token, is_image_token
+from penstock.core.images import ImageInput, are_placed, image_tokens, is_image_token
 from penstock.core.model_config import VisionConfig
 
 SQUARE = VisionConfig("idefics3", 32, 48, num_layers=1, num_heads=2, patch_size=4, merge_size=2, image_size=8)
@@ -15,13 +15,21 @@ B = ImageInput("bb" * 16, 0, 2, [1, 2, 4], [8, 24], bytes(4 * 8 * 24))
 
 
 def test_tokens_of_images_are_above_every_vocabulary_and_fit_32_bits() -> None:
-    assert is_image_token(image_token("0" * 8))
-    assert image_token("f" * 8) < 1 << 31
+    assert is_image_token(*image_tokens("0" * 8, 1))
+    assert image_tokens("f" * 8, 1)[0] < 1 << 31
     assert not is_image_token(1 << 20)
 
 
+def test_tokens_that_follow_each_other_have_different_parts_of_the_digest() -> None:
+    one, two = "00112233445566778899aabbccddeeff", "00112233445566778899aabbccddee00"
+    assert len(set(image_tokens(one, 4))) == 4
+    assert image_tokens(one, 9)[4:8] == image_tokens(one, 4)
+    assert image_tokens(one, 3) == image_tokens(two, 3)
+    assert image_tokens(one, 4) != image_tokens(two, 4)
+
+
 def test_images_are_where_their_tokens_are() -> None:
-    one, two = image_token(A.digest), image_token(B.digest)
+    (one,), (two, _) = image_tokens(A.digest, 1), image_tokens(B.digest, 2)
     second = replace(B, start=3)
     assert are_placed([A, second], [5, one, 6, two, two, 7])
     assert are_placed([replace(A, start=0)], [one])

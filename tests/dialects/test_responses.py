@@ -104,6 +104,22 @@ def test_what_a_chat_cannot_say_is_refused_by_name(body: dict[str, Any]) -> None
     assert refused.value.param in body
 
 
+def test_images_are_parts_of_a_chat() -> None:
+    image = {"type": "input_image", "image_url": "data:,x", "detail": "low"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "y"}]}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    found = asked(input=[{"role": "user", "content": [{"type": "input_text", "text": "Look:"}, image]}, call, output])
+    assert found["messages"][0]["content"] == [
+        {"type": "text", "text": "Look:"},
+        {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}},
+    ]
+    assert found["messages"][2] == {
+        "role": "tool",
+        "tool_call_id": "c",
+        "content": [{"type": "image_url", "image_url": {"url": "y"}}],
+    }
+
+
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 @pytest.mark.parametrize("mark", [b"\n", b"\r\n"])
 def test_chunks_become_events_however_they_are_cut(size: int, mark: bytes) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from penstock.core.clock import MonotonicClock
 from penstock.core.errors import EngineUnavailable, ModelCorrupt
 from penstock.core.measurements import ServingLimits
+from penstock.core.model_config import VisionConfig
 from penstock.core.parking import MemoryChange
 from penstock.engine.embedding import EmbedQueue
 from penstock.engine.engine import Engine
@@ -35,6 +36,7 @@ from penstock.engine.messages import EngineInfo, Failed, Loading, Ready
 from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
+from penstock.sched.images import ImageSlots
 from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import Sampled, Slice, StepHandle, StepPlan
 from penstock.sched.scheduler import Scheduler
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 1000
 EOS = 2
+VISION = VisionConfig(
+    "qwen2_5_vl", 8, 8, num_layers=1, num_heads=1, patch_size=4, merge_size=2, temporal_patch_size=2, window_size=8
+)
 POISON = 1_000_000  # a prompt with this token makes its step fail; no vocabulary has it
 
 
@@ -60,6 +65,7 @@ class Options(msgspec.Struct):
     overlaps: bool = False
     routing_tokens: int = 0
     is_guided: bool = False  # with the small tokenizer's vocabulary
+    special: tuple[str, ...] = ()  # special tokens that it has besides
     are_guides_quick: bool = True
     max_loras: int = 0
     max_cpu_loras: int = 4
@@ -67,6 +73,7 @@ class Options(msgspec.Struct):
     can_park: bool = True
     wake_fails: int = 0  # so many times, as where another process has the memory
     echoes: bool = False  # an answer is the prompt up to its first end of sequence: a test says what the model says
+    image_tokens: int = 0  # of images of the encoder below; 0: it takes none
     start: Literal["ready", "failed", "rank lost", "exit", "hang"] = "ready"
 
 
@@ -187,7 +194,8 @@ def run(options: Options, ours: socket.socket) -> None:
     )
     budget = StepBudget(options.chunk_tokens, target_s=None, floor=options.block_size)
     slots = AdapterSlots(options.max_loras)
-    scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots)
+    images = ImageSlots(options.image_tokens, options.image_tokens) if options.image_tokens else None
+    scheduler = Scheduler(cache, budget, max_num_seqs=options.max_num_seqs, adapters=slots, images=images)
     info = EngineInfo(
         startup_s={"engine": 0.01},
         startup_cpu_s={"engine": 0.01},
@@ -207,6 +215,8 @@ def run(options: Options, ours: socket.socket) -> None:
         routing_tokens=options.routing_tokens,
         max_loras=options.max_loras,
         can_park=options.can_park,
+        takes_images=options.image_tokens > 0,
+        max_image_tokens=options.image_tokens,
     )
     guides = _guides(options) if options.is_guided else None
     mailbox.send(Ready(info))
@@ -219,6 +229,7 @@ def run(options: Options, ours: socket.socket) -> None:
         embeddings=EmbedQueue(FakeEmbedder(poison=POISON)),
         lora=LoraManager(FakeWeights(options), slots, max_host=options.max_cpu_loras),
         memory=runner if options.can_park else None,
+        vision=VISION if options.image_tokens else None,
     )
     EngineLoop(engine, mailbox, virtual if options.virtual_step_s else MonotonicClock()).run()
 
@@ -228,7 +239,7 @@ def _guides(options: Options) -> Guides:
     from tests.text.walking import vocabulary
 
     # How quick a guide is decides in which pieces its forced tokens come, and a busy machine would decide it anew.
-    return guides.Guides(vocabulary(), quick_s=math.inf if options.are_guides_quick else 0.0)
+    return guides.Guides(vocabulary(options.special), quick_s=math.inf if options.are_guides_quick else 0.0)
 
 
 def serve_forks(control: socket.socket) -> None:
@@ -255,7 +266,7 @@ def serve_forks(control: socket.socket) -> None:
         engine_socket, exit_pipe = descriptors
         options = msgspec.json.decode(encoded, type=Options)
         if options.is_guided:
-            _load_guides()
+            _load_guides(options.special)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         process_id = os.fork()
         if process_id == 0:
@@ -271,12 +282,12 @@ def serve_forks(control: socket.socket) -> None:
         control.sendall(process_id.to_bytes(4, "little"))
 
 
-def _load_guides() -> None:
+def _load_guides(special: tuple[str, ...]) -> None:
     """Before the fork: numpy and a vocabulary take longer than all the rest."""
     from penstock.engine import guides  # noqa: F401
     from tests.text.walking import vocabulary
 
-    vocabulary()
+    vocabulary(special)
 
 
 def _run_and_exit(options: Options, engine_socket: int) -> NoReturn:

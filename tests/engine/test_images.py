@@ -7,7 +7,7 @@ import struct
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.images import ImageInput, image_token
+from penstock.core.images import ImageInput, image_tokens
 from penstock.core.model_config import VisionConfig
 from penstock.core.request import Request
 from penstock.engine.engine import Engine
@@ -20,7 +20,7 @@ from penstock.sched.scheduler import Scheduler
 
 VISION = VisionConfig("idefics3", 32, 48, num_layers=1, num_heads=2, patch_size=4, merge_size=2, image_size=8)
 IMAGE = ImageInput("2a" * 16, 1, 1, [1, 2, 2], [3, 8, 8], struct.pack("192f", *range(192)))
-PROMPT = [5, image_token(IMAGE.digest), 6]
+PROMPT = [5, *image_tokens(IMAGE.digest, 1), 6]
 
 
 def engine(*, vision: VisionConfig | None = VISION, max_tokens: int = 8) -> Engine:

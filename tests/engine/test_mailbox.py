@@ -1,5 +1,6 @@
 import fcntl
 import resource
+import select
 import socket
 import struct
 import threading
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.images import ImageInput, image_token
+from penstock.core.images import ImageInput, image_tokens
 from penstock.core.measurements import EngineLoad, EngineMeasurements
 from penstock.core.request import FinishReason, Priority, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.sampling import SamplingParams
+from penstock.engine.client import encoded
 from penstock.engine.mailbox import Disconnected, FrameReader, Mailbox, frame
 from penstock.engine.messages import Abort, FromEngine, StepFigures, StepReport, Stop, Submit, ToEngine
 from tests.waiting import GIVE_UP_S, eventually
@@ -61,9 +63,38 @@ def test_a_request_arrives_with_its_images(ends: tuple[socket.socket, socket.soc
     ours, theirs = ends
     pixels = struct.pack("6f", *range(6))
     image = ImageInput("2a" * 16, 1, 2, [1, 1, 2], [1, 2, 3], pixels)
-    request = Request("r", [1, image_token(image.digest), image_token(image.digest)], max_tokens=3, images=(image,))
+    request = Request("r", [1, *image_tokens(image.digest, 2)], max_tokens=3, images=(image,))
     ours.sendall(frame(Submit(request)))
     assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
+
+
+def test_a_request_in_pieces_is_the_same(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    images = tuple(
+        ImageInput(f"{number}a" * 16, 1 + number, 1, [1, 1, 1], [1], struct.pack("f", number)) for number in range(3)
+    )
+    ids = [1, *(token for image in images for token in image_tokens(image.digest, 1))]
+    for request in (Request("r", ids, max_tokens=3, images=images, weight=2.0), Request("r", [1], max_tokens=3)):
+        pieces = encoded(request)
+        assert b"".join(pieces)[4:][:20] == frame(Submit(request))[4:][:20]
+        ours.sendall(b"".join(pieces))
+        assert Mailbox(theirs).receive(wait=True) == [Submit(request)]
+
+
+def test_a_large_message_comes_in_parts_between_which_steps_can_run(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    image = ImageInput("2a" * 16, 0, 1, [1, 1, 1], [8 << 20], bytes(32 << 20))
+    request = Request("r", image_tokens(image.digest, 1), max_tokens=3, images=(image,))
+    sending = threading.Thread(target=ours.sendall, args=(frame(Submit(request)),))
+    sending.start()
+    mailbox, found, empty = Mailbox(theirs), [], 0
+    while not found:
+        select.select([theirs], [], [])
+        found = mailbox.receive(wait=False)
+        empty += not found
+    sending.join()
+    assert found == [Submit(request)]
+    assert empty >= 3  # of eight megabytes at most
 
 
 def test_a_report_arrives_with_all_its_news(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -57,7 +57,7 @@ def make_ops(name: str) -> Ops:
         pytest.skip(str(error))
 
 
-OTHERS = re.compile("moe|llama4")
+OTHERS = re.compile(r"moe|llama4|next|qwen3\.5")
 # Every family on the native kernels. The torch reference runs one of them: how requests are batched does not know the
 # family, and `tests/model` holds the reference's numbers of each. The fast minute has those that came first.
 FIRST = [name for name in CONFIGS if name.startswith(("llama", "mistral", "qwen")) and not OTHERS.search(name)]

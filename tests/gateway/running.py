@@ -229,13 +229,16 @@ def running_gateway(
 
 @contextlib.contextmanager
 def slow_and_fast(
-    fast_step_s: float = 0.0, health: HealthSettings | None = None, **options: Any
+    fast_step_s: float = 0.0,
+    health: HealthSettings | None = None,
+    begin: Callable[..., contextlib.AbstractContextManager[Replica]] = serving,
+    **options: Any,
 ) -> Iterator[tuple[RunningGateway, Replica, Replica]]:
     """A gateway in front of two replicas, of which the fast one gets nothing until it is set in use: so a stream begins
-    at the slow one, and is still there when the test gets round to ending that."""
+    at the slow one, and is still there when the test gets round to ending that. `begin`: starts one."""
     with (
-        serving(step_s=0.1, **options) as slow,
-        serving(step_s=fast_step_s, **options) as fast,
+        begin(step_s=0.1, **options) as slow,
+        begin(step_s=fast_step_s, **options) as fast,
         running_gateway(slow, fast, health=health, clock=ManualClock()) as gateway,
     ):
         gateway.set_in_use(fast, False)

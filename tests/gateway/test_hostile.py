@@ -13,8 +13,11 @@ from penstock.core.errors import InvalidRequest
 from penstock.gateway.proxy.request_view import read
 from penstock.gateway.settings.gateway import ModelSettings
 from tests.gateway.running import RunningGateway, running_gateway
+from tests.hostile import Hostile
+from tests.images.hostile import SEEING
 from tests.loop_pauses import without_pauses
 from tests.server.replica import NAME, Replica
+from tests.server.seeing import seeing
 from tests.waiting import GIVE_UP_S, eventually
 
 BIG = 7 << 20  # bytes; the gateway takes bodies of eight
@@ -126,6 +129,22 @@ def test_no_request_holds_up_the_others(gateway: RunningGateway, model: str, nam
 def test_no_path_holds_up_the_others(gateway: RunningGateway, path: str) -> None:
     statuses = without_pauses(gateway.loop, lambda: {ask(gateway, "GET", path) for _ in range(20)})
     assert statuses <= {200, 404}
+
+
+@pytest.fixture(scope="module")
+def seeing_gateway() -> Iterator[RunningGateway]:
+    with seeing() as one, running_gateway(one) as found:
+        eventually(lambda: found.app.pools[NAME].tokens.prompt_tokenizer is not None)
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", SEEING, ids=str)
+def test_no_image_holds_up_the_others(seeing_gateway: RunningGateway, hostile: Hostile) -> None:
+    content = hostile.build(NAME)
+    assert len(content) <= 8 << 20
+    status = without_pauses(seeing_gateway.loop, lambda: ask(seeing_gateway, "POST", hostile.path, content))
+    assert status in (200, 400)
 
 
 def test_lists_are_counted_without_being_built() -> None:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from penstock.core.model_config import (
     AttentionTemperature,
+    ClampedSwiGLU,
     Experts,
     LatentAttention,
+    LinearAttention,
     ModelConfig,
     RopeScaling,
     Routing,
@@ -42,6 +44,16 @@ DEEPSEEK = replace(SHAPE, num_kv_heads=1, head_dim=LATENT.cached_dim, query_scal
 GROUPS = Routing(num_groups=4, groups_per_token=2, scale=2.5)
 LONG = RopeScaling("longrope", original_context=64, factors=FACTORS, long_factors=FACTORS, magnitude=1.1)
 STRETCHED = RopeScaling("yarn", factor=4.0, original_context=64, magnitude=1.1)
+# Linear attention takes turns with attention, so that each stage of a pipeline has some of both.
+HYBRID = replace(
+    SHAPE,
+    num_layers=4,
+    head_dim=64,
+    rotary_dim=16,
+    norm_offset=1.0,
+    output_gate=True,
+    linear=LinearAttention((0, 2), num_key_heads=4, num_value_heads=8, key_dim=16, value_dim=32, kernel_size=4),
+)
 CONFIGS = {
     "mixtral": replace(SHAPE, architecture="mixtral", experts=Experts(8, 2, 192)),
     "qwen2-moe": replace(
@@ -51,6 +63,16 @@ CONFIGS = {
         experts=Experts(12, 4, 96, normalized=False, shared_intermediate_size=160, dense_layers=(1,)),
     ),
     "qwen3-moe": replace(SHAPE, architecture="qwen3_moe", experts=Experts(40, 8, 64)),
+    "gpt-oss": replace(
+        SHAPE,
+        architecture="gpt_oss",
+        num_heads=8,
+        attention_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        windows=(20, None),
+        experts=Experts(8, 4, 64, has_biases=True, activation=ClampedSwiGLU()),
+    ),
     "gemma2": replace(GEMMA, architecture="gemma2", attention_cap=3.0, logit_cap=5.0),
     "gemma3": replace(GEMMA, architecture="gemma3_text", local_rope_theta=100.0),
     "phi3": replace(PHI, windows=(24, 24)),
@@ -131,4 +153,8 @@ CONFIGS = {
         architecture="deepseek_v3",
         experts=Experts(16, 4, 64, shared_intermediate_size=96, dense_layers=(0,), shared_gate=False, routing=GROUPS),
     ),
+    "qwen3-next": replace(
+        HYBRID, architecture="qwen3_next", experts=Experts(12, 4, 96, normalized=True, shared_intermediate_size=160)
+    ),
+    "qwen3.5": replace(HYBRID, architecture="qwen3_5_text"),
 }

@@ -34,7 +34,6 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.ranks import Ranks
-from penstock.model.sequence import TokenSplit
 from penstock.model.shard import Shard
 from penstock.model.weights import Site
 from penstock.quant import to_quant
@@ -44,7 +43,7 @@ from tests.hub.families import random_model, tensors_of, write_gguf
 from tests.hub.integer_checkpoints import LAYOUTS, write_integers
 from tests.model.family_configs import CONFIGS, SHAPE
 from tests.model.lora import write_adapter
-from tests.model.paged import PagedDriver, make_batch
+from tests.model.paged import PagedDriver, make_batch, with_states
 from tests.model.ranks import ThreadRanks, on_every_rank
 from tests.model.tiny import ArrayCheckpoint
 
@@ -68,8 +67,8 @@ Load = Callable[[Ops, Ranks | None], CausalLM]
 def says(load: Load, ranks: Ranks | None = None, ops: Ops | None = None) -> Tensor:
     """Logits of every token: a prompt in two chunks, so that the cache is read as well."""
     ops = ops or ReferenceOps()
-    tokens = ranks.shard.tokens if ranks is not None else TokenSplit()
-    return PagedDriver(load(ops, ranks), ops, block_size=4, tokens=tokens).prefill(PROMPT, chunk=30)
+    shard = ranks.shard if ranks is not None else Shard()
+    return PagedDriver(load(ops, ranks), ops, block_size=4, tokens=shard.tokens, shard=shard).prefill(PROMPT, chunk=30)
 
 
 def loads(checkpoint: Checkpoint) -> Load:
@@ -105,7 +104,9 @@ def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
         pytest.param(4, 2, lambda: native_ops(), id="4-2-native"),
     ],
 )
-@pytest.mark.parametrize("family", [name for name, config in FAMILIES.items() if config.latent is None])
+@pytest.mark.parametrize(
+    "family", [name for name, config in FAMILIES.items() if config.latent is None and config.linear is None]
+)
 def test_every_family_says_the_same_where_ranks_share_out_tokens(
     family: str, size: int, sp: int, make_ops: Callable[[], Ops]
 ) -> None:
@@ -151,7 +152,7 @@ def native_ops() -> Ops:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2-moe", "qwen3-next"])
 def test_kernels_of_the_cpu_run_parts_too(family: str) -> None:
     assert_the_same(loads(RandomCheckpoint(FAMILIES[family])), 2, native_ops)
 
@@ -242,11 +243,14 @@ def test_inputs_in_an_order_of_their_own_are_not_split(tmp_path: Path) -> None:
         on_every_rank(2, lambda ranks: load_model(HFCheckpoint(tmp_path), ReferenceOps(), ranks=ranks))
 
 
-@pytest.mark.parametrize("family", ["llama, tied and biased", "phi4"])
+@pytest.mark.parametrize("family", ["llama, tied and biased", "phi4", "qwen3-next", "qwen3.5"])
 def test_an_adapter_in_parts(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
     fused = ("qkv_proj", "gate_up_proj", "o_proj", "down_proj")
-    targets = {"targets": fused} if family == "phi4" else {}
+    linear = ("q_proj", "v_proj", "o_proj", "out_proj", "in_proj_qkvz")
+    split = ("k_proj", "out_proj", "in_proj_qkv", "in_proj_z", "gate_proj", "down_proj")
+    kinds = {"phi4": fused, "qwen3-next": linear, "qwen3.5": split}
+    targets = {"targets": kinds[family]} if family in kinds else {}
     adapter = read_peft(write_adapter(tmp_path, config, **targets))  # type: ignore[arg-type]
 
     def adapted(ranks: Ranks | None) -> Tensor:
@@ -254,10 +258,11 @@ def test_an_adapter_in_parts(family: str, tmp_path: Path) -> None:
         model = load_model(RandomCheckpoint(config), ops, sites=sites, ranks=ranks)
         whole = with_adapters(model, sites, ops, 1)
         whole.bank.place(0, whole.bank.fit(adapter))
-        driver = PagedDriver(whole, ops, block_size=64)
+        driver = PagedDriver(whole, ops, block_size=64, shard=ranks.shard if ranks is not None else Shard())
         sequence = driver.sequence(PROMPT)
         sequence.blocks.append(1)
-        batch = make_batch([(sequence, len(PROMPT))], every_row=True)
+        work = [(sequence, len(PROMPT))]
+        batch = with_states(make_batch(work, every_row=True), work, driver.states)
         with torch.inference_mode():
             return whole(replace(batch, adapters=(SlotRows(0, torch.arange(len(PROMPT))),)), driver.kv)
 

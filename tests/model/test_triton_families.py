@@ -19,6 +19,7 @@ from tests.model.paged import PagedDriver
 # As others go, when they are interpreted.
 SAME_WAYS = {
     "qwen3-moe",
+    "qwen3-next",
     "phi3",
     "phi4-long",
     "deepseek-v2",

@@ -40,8 +40,11 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
@@ -128,6 +131,13 @@ LATENTS: dict[str, Any] = {
     "v_head_dim": 20,
 }
 LATENTS_OF_GLM = {name: value for name, value in LATENTS.items() if name != "first_k_dense_replace"}
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -213,6 +223,13 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "deepseek-v3": DeepseekV3Config(**LATENTS, q_lora_rank=40, n_group=3, topk_group=2, rope_parameters=DEEPSEEK_YARN),
     "glm-4.7-flash": Glm4MoeLiteConfig(**LATENTS_OF_GLM, q_lora_rank=40, rope_interleave=False),
+    "qwen3-next": Qwen3NextConfig(**(SHAPE | EXPERTS | LINEAR), num_experts=6, shared_expert_intermediate_size=40),
+    "qwen3.5": Qwen3_5TextConfig(**(SHAPE | LINEAR), attention_bias=True),
+    "qwen3.5-moe": Qwen3_5MoeTextConfig(
+        **(SHAPE | EXPERTS | LINEAR | {"num_hidden_layers": 4, "layer_types": None}),
+        num_experts=7,
+        shared_expert_intermediate_size=40,
+    ),
 }
 
 

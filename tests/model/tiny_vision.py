@@ -19,7 +19,7 @@ from transformers import (
     SmolVLMConfig,
 )
 
-from penstock.core.images import ImageInput, image_token
+from penstock.core.images import ImageInput, image_tokens
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_vision import our_name
 from tests.model.tiny import SHAPE, ArrayCheckpoint
@@ -134,7 +134,7 @@ def prompt_of(*parts: Sequence[int] | ImageInput) -> tuple[list[int], tuple[Imag
     for part in parts:
         if isinstance(part, ImageInput):
             images.append(replace(part, start=len(ids)))
-            ids += [image_token(part.digest)] * part.num_tokens
+            ids += image_tokens(part.digest, part.num_tokens)
         else:
             ids += part
     return ids, tuple(images)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from penstock.core.images import FIRST_IMAGE_TOKEN, ImageInput, image_token
+from penstock.core.images import FIRST_IMAGE_TOKEN, ImageInput, image_tokens
 from penstock.core.model_config import ModelConfig, VisionConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
@@ -90,7 +90,7 @@ def requests(config: ModelConfig, count: int = 14) -> list[Request]:
         placed = []
         for image in source.sample(images, k=source.choice([0, 1, 1, 2])):
             placed.append(msgspec.structs.replace(image, start=len(ids)))
-            ids += [image_token(image.digest)] * image.num_tokens
+            ids += image_tokens(image.digest, image.num_tokens)
             ids += source.choices(range(config.vocab_size), k=source.randint(1, 5))
         ids += source.choices(range(config.vocab_size), k=source.randint(1, 6))
         kind = kinds[number % 2]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.images import ImageInput, image_token
+from penstock.core.images import ImageInput, image_tokens
 from penstock.core.request import Request
 from penstock.kv.cache import KVCache
 from penstock.sched.budget import StepBudget
@@ -173,7 +173,7 @@ def test_any_prompts_come_to_their_end_and_what_they_compute_is_there(
         for text, num_tokens, number in parts:
             ids += [1] * text
             images.append(image(100 * num_tokens + number, len(ids), num_tokens))
-            ids += [image_token(images[-1].digest)] * num_tokens
+            ids += image_tokens(images[-1].digest, num_tokens)
         scheduler.submit(Request(f"r{place}", [*ids, 2], 6, images=tuple(images)), 0.0)
     for turn in range(1000):
         plan = scheduler.plan(float(turn))

@@ -29,9 +29,10 @@ from penstock.core.settings import ServerSettings
 from penstock.core.slo import Slo
 from penstock.engine.client import EngineClient, EngineState
 from penstock.engine.fake import adapter_seed
+from penstock.http.outside import Outside
 from penstock.server.app import Replica as ReplicaApp
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import ServedModel
+from penstock.server.served_model import ServedImages, ServedModel
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.websocket.endpoint import WebSockets
@@ -148,7 +149,7 @@ class Replica:
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def small_tokenizer() -> Tokenizer:
     return small.load(small.byte_level())
 
 
@@ -169,15 +170,18 @@ def serving(
     restores: dict[str, str] | None = None,
     generates: bool = True,
     template: str = CHAT,
+    tokenizer: Tokenizer | None = None,
     may_return: threading.Event | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    images: ServedImages | None = None,
+    outside: Outside | None = None,
     **options: Any,
 ) -> Iterator[Replica]:
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
     `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may;
     `sleep`: before it is started again."""
-    tokenizer = _tokenizer()
-    vocab_size = tokenizer.vocab_size
+    words = tokenizer or small_tokenizer()
+    vocab_size = words.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()
     recorder = Recorder(clock, NAME, Slo())
@@ -207,16 +211,18 @@ def serving(
     model = ServedModel(
         NAME,
         config,
-        tokenizer,
+        words,
         ChatTemplate(template),
         max_model_len=shape.num_blocks * shape.block_size,
         created=1,
         max_loras=shape.max_loras,
         generates=generates,
         embeds=True,
+        images=images,
     )
     app = ReplicaApp(engine, recorder, clock, settings or ServerSettings())
     app.trust.draw_seed = lambda: SEED
+    app.outside = outside
     app.open(model)
     front: list[Any] = [app]
 

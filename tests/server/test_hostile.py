@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hostile import CHAT, COMPLETIONS, CORPUS, EMBEDDINGS, RERANK, SCORE, Hostile
+from tests.images.hostile import SEEING
 from tests.loop_pauses import without_pauses
 from tests.server.replica import NAME, Replica, serving
+from tests.server.seeing import seeing
 
 _IN_A_GUIDE_PROCESS = {"chat: a regular expression"}  # which has limits of its own, and seconds
 
@@ -35,6 +37,21 @@ def test_nor_does_one_to_a_model_that_only_embeds(embedding_replica: Replica, ho
     body, loop = hostile.build(NAME), embedding_replica.loop
     status, _, _ = without_pauses(loop, lambda: embedding_replica.call("POST", hostile.path, body))
     assert status in (200, 400, 404)
+
+
+@pytest.fixture(scope="module")
+def seeing_replica() -> Iterator[Replica]:
+    with seeing() as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", SEEING, ids=str)
+def test_nor_does_one_that_shows_images(seeing_replica: Replica, hostile: Hostile) -> None:
+    body = hostile.build(NAME)
+    assert len(body) <= 8 << 20
+    status, _, _ = without_pauses(seeing_replica.loop, lambda: seeing_replica.call("POST", hostile.path, body))
+    assert status in (200, 400)
 
 
 def test_a_prompt_that_cannot_fit_is_refused_without_being_tokenized(

@@ -18,6 +18,7 @@ from penstock.api.sink import Headers
 from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError, RequestAborted
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import FinishReason
+from penstock.core.settings import ServerSettings
 from penstock.hub.watermarks import WatermarkFile
 from penstock.observe.catalog import CATALOG
 from penstock.observe.registry import Registry
@@ -26,6 +27,7 @@ from penstock.server.choices import Piece
 from penstock.server.gateway_headers import GatewayHeaders
 from penstock.server.generation import Generation, Times
 from penstock.server.guides import GuideTrials
+from penstock.server.images import Images
 from penstock.server.offload import Offload
 from penstock.server.openai_routes import CHAT, COMPLETIONS
 from penstock.server.pipeline import Api, Frames, RelayedFrames, Writer, write_stream
@@ -110,7 +112,9 @@ async def test_the_text_that_a_client_expects_is_told_to_the_engine(tmp_path: Pa
     with ThreadPoolExecutor(1) as pool:
         offload, watermarks = Offload(pool), WatermarkFile(tmp_path / "watermarks.json")
         guides = GuideTrials(no_text, [], Registry(CATALOG), ManualClock())
-        preparer = Preparer(model, offload, guides, watermarks, watermark=None, max_open=9)
+        preparer = Preparer(
+            model, offload, guides, watermarks, watermark=None, max_open=9, images=Images(model, ServerSettings())
+        )
         expected = {"type": "content", "content": "hello " * 99}
         body = json.dumps({"model": "small", "messages": TURN, "max_tokens": 1, "n": 2, "prediction": expected})
         prepared = await preparer.prepare(CHAT.parse, replace(HEADERS, body=body.encode()))

@@ -96,8 +96,10 @@ def test_body_that_is_wrong_is_refused() -> None:
     ):
         with pytest.raises(error, match=name):
             _read(_x(), parameters={name: value})
-    with pytest.raises(UnsupportedParameter, match="classification"):
-        _read(_x(), outputs=[{"name": "a", "parameters": {"classification": 3}}])
+    with pytest.raises(InvalidRequest, match="classification"):
+        _read(_x(), outputs=[{"name": "a", "parameters": {"classification": "3"}}])
+    with pytest.raises(UnsupportedParameter, match="shared_memory_region"):
+        _read(_x(), outputs=[{"name": "a", "parameters": {"shared_memory_region": "a"}}])
     with pytest.raises(InvalidRequest, match="id has more"):
         _read(_x(), id="x" * 2000)
     for length in (-1, 10_000):

@@ -41,6 +41,7 @@ FILES = {
     "tests/model/ops/triton/test_triton_shared_prefix.py": 3,
     "tests/model/ops/test_reference.py": 5,
     "tests/model/test_triton_families.py": 4,
+    "tests/cli/test_cuda_several.py": 60,
     "tests/equality/test_encoders.py": 8,
     "tests/equality/test_gpu_formats.py": 11,
     "tests/equality/test_gpu_model.py": 104,

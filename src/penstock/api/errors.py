@@ -26,6 +26,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.PenstockError: HttpError(500, "server_error"),
     errors.InvalidRequest: HttpError(400, "invalid_request_error"),
     errors.ContextLengthExceeded: HttpError(400, "invalid_request_error"),
+    errors.InvalidImage: HttpError(400, "invalid_request_error"),
     errors.InvalidValue: HttpError(422, "invalid_request_error"),
     errors.PreviousResponseNotFound: HttpError(400, "invalid_request_error"),
     errors.RequestQuarantined: HttpError(422, "invalid_request_error"),

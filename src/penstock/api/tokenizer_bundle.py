@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from penstock.core.image_processor import ImageProcessorConfig
+
 PATH = "/v1/penstock/text"
 
 
@@ -20,6 +22,7 @@ class TokenizerBundle(msgspec.Struct, frozen=True):
     bos_token_id: int | None
     tool_format: str | None = None  # None: as the template tells
     reasoning_format: str | None = None  # likewise; `none`: thoughts are not told apart
+    images: ImageProcessorConfig | None = None  # None: the model takes none
 
 
 _decoder = msgspec.json.Decoder(TokenizerBundle)

@@ -96,10 +96,15 @@ def need(case: Case, layout: Layout) -> str:
             f"{expected.num_decodes * layout.parallelism.pp:.0f} sequences at once, "
             f"{in_percent(expected.utilisation)} of what its GPUs can do",
             f"memory    of a GPU: weights {in_gib(layout.memory.weight_bytes)}, "
-            f"steps {in_gib(layout.memory.step_bytes)}, KV {in_gib(layout.memory.kv_bytes)}",
+            f"steps {in_gib(layout.memory.step_bytes)}, {_states(layout)}KV {in_gib(layout.memory.kv_bytes)}",
             f"          a replica holds {layout.memory.kv_tokens:,} tokens of KV: {layout.num_sequences:,} sequences",
         )
     )
+
+
+def _states(layout: Layout) -> str:
+    found = layout.memory.state_bytes
+    return f"recurrent states {in_gib(found)}, " if found else ""
 
 
 def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
-from penstock.core.model_config import AttentionTemperature, Experts, LatentAttention, ModelConfig, Routing
+from penstock.core.model_config import (
+    AttentionTemperature,
+    ClampedSwiGLU,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    ModelConfig,
+    Routing,
+)
 
 
 def _deepseek(
@@ -52,6 +61,7 @@ def _shape(
     context: int = 131_072,
     family: str = "llama",
     experts: Experts | None = None,
+    **more: Any,
 ) -> ModelConfig:
     return ModelConfig(
         architecture=family,
@@ -66,6 +76,25 @@ def _shape(
         rope_theta=500_000.0,
         tied_embeddings=tied,
         experts=experts,
+        **more,
+    )
+
+
+def _gpt_oss(layers: int, experts: int) -> ModelConfig:
+    return _shape(
+        2880,
+        2880,
+        layers,
+        64,
+        64,
+        vocab=201_088,
+        family="gpt_oss",
+        experts=Experts(experts, 4, 2880, has_biases=True, activation=ClampedSwiGLU()),
+        windows=(128, None) * (layers // 2),
+        attention_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        quantization="mxfp4",
     )
 
 
@@ -80,6 +109,26 @@ def _llama4(experts: Experts, *, context: int) -> ModelConfig:
         unrotated_layers=full,
         temperature=AttentionTemperature(),
     )
+
+
+def _hybrid(
+    hidden: int, ffn: int, layers: int, *, kv_heads: int, vocab: int, family: str, experts: Experts | None = None
+) -> ModelConfig:
+    """Three layers of linear attention, then one of full attention."""
+    shape = _shape(
+        hidden,
+        ffn,
+        layers,
+        16,
+        256,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        context=262_144,
+        family=family,
+        experts=experts,
+    )
+    linear = LinearAttention(tuple(layer for layer in range(layers) if (layer + 1) % 4), 16, 32, 128, 128, 4)
+    return replace(shape, rope_theta=10_000_000.0, rotary_dim=64, norm_offset=1.0, output_gate=True, linear=linear)
 
 
 SHAPES = {
@@ -155,6 +204,15 @@ SHAPES = {
         context=202_752,
         family="glm4_moe_lite",
     ),
+    "qwen3-next-80b-a3b": _hybrid(
+        2048, 5120, 48, kv_heads=2, vocab=151_936, family="qwen3_next", experts=Experts(512, 10, 512, True, 512)
+    ),
+    "qwen3.5-9b": _hybrid(4096, 12_288, 32, kv_heads=4, vocab=248_320, family="qwen3_5_text"),
+    "qwen3.5-35b-a3b": _hybrid(
+        2048, 512, 40, kv_heads=2, vocab=248_320, family="qwen3_5_moe_text", experts=Experts(256, 8, 512, True, 512)
+    ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
 }
 NUMBERS = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "context", "tied")
 

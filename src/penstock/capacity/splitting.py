@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.parallelism import Parallelism
 
+_MXFP4_GROUP = 32  # inputs
 MAX_RANKS = 16  # up to here, what would work instead is looked for
 
 
@@ -65,7 +66,7 @@ def splits_over(
 def _without_copies(config: ModelConfig, tp: int) -> list[int]:
     """The fewest ranks that must share out tokens so that no two keep the same ones, if there are more ranks than heads
     of keys."""
-    if tp <= config.num_kv_heads or config.latent is not None:
+    if tp <= config.num_kv_heads or config.latent is not None or config.linear is not None:
         return []
     return [next(sp for sp in range(2, tp + 1) if tp % sp == 0 and config.num_kv_heads % (tp // sp) == 0)]
 
@@ -83,6 +84,11 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
     if sp > 1 and config.latent is not None:
         yield Obstacle("tokens with latents (MLA)", f"over groups of {sp} ranks", "each rank keeps all of them")
         return
+    if config.linear is not None and sp > 1:
+        yield Obstacle("tokens of a recurrent state", f"over {sp} ranks", "each follows from the one before it")
+        return
+    if config.linear is not None and config.linear.num_key_heads % tp:
+        yield Obstacle(f"{config.linear.num_key_heads} heads of linear attention", among)
     if sp > 1:
         groups_of_ranks = tp // sp
         if kv_heads % groups_of_ranks and groups_of_ranks % kv_heads:
@@ -106,6 +112,11 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
             why = f"{size // tp:,} for each, and groups of {groups.size} inputs would be cut"
             yield Obstacle(f"{name} of {size:,}", among, why)
     experts = config.experts
+    if experts is not None and parallelism.ep == 1 and config.quantization == "mxfp4":
+        own, left = divmod(experts.intermediate_size, tp)
+        if not left and own % _MXFP4_GROUP:
+            why = f"{own:,} for each, and groups of {_MXFP4_GROUP} inputs (MXFP4) would be cut"
+            yield Obstacle(f"the experts' intermediate size of {experts.intermediate_size:,}", among, why)
     if experts is not None and parallelism.ep > experts.count:
         yield Obstacle(f"{experts.count} experts", among)
 

@@ -97,6 +97,16 @@ TOPICS = {  # of `serve --help`, in its order
         "server.allowed_origins",
     ),
     "load shedding and graceful shutdown": ("server.max_open", "server.max_body_bytes", "server.drain_timeout_s"),
+    "images": (
+        "server.max_images",
+        "server.max_image_bytes",
+        "server.max_images_bytes",
+        "server.max_image_pixels",
+        "server.max_image_gib",
+        "server.image_threads",
+        "server.image_hosts",
+        "server.image_timeout_s",
+    ),
     "service-level objectives": (
         "slo.ttft_s",
         "slo.tpot_s",

@@ -24,7 +24,7 @@ from msgspec.structs import replace as replaced
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
-from penstock.cli.before_serving import check, check_torch, tls_of
+from penstock.cli.before_serving import check_generating, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.grpc_port import grpc_of_replica
 from penstock.cli.node import serve_node, share_ranks_secret
@@ -32,7 +32,7 @@ from penstock.cli.telemetry import pushed_metrics, replica_traces
 from penstock.console.at_replica import ConsoleAtReplica, with_console
 from penstock.console.feed import Feed
 from penstock.core.clock import MonotonicClock
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, ModelUnsupported
 from penstock.core.nodes import nodes_of, with_nodes
 from penstock.core.settings import ServerSettings, Settings
 from penstock.engine.client import EngineClient, startup_phases
@@ -45,20 +45,21 @@ from penstock.http.cors import Cors
 from penstock.http.limits import ClientLimits
 from penstock.http.server import App, Server
 from penstock.http.tls import ServerTls
+from penstock.hub.hf_images import image_processor
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.observe.gpu.sampling import Sampling
 from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import ServedModel
-from penstock.tensors.repository import is_tensor_model
+from penstock.server.served_model import ServedImages, ServedModel
+from penstock.tensors.repository import is_repository, is_tensor_model
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -80,7 +81,7 @@ def serve(
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
     its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
-    if is_tensor_model(settings.model):
+    if is_tensor_model(settings.model) or is_repository(settings.model):
         from penstock.cli.serve_tensors import serve_tensors
 
         serve_tensors(settings, on_ready=on_ready, address_file=address_file)
@@ -101,7 +102,8 @@ def serve(
     with listen(settings) as listener:
         if address_file is not None:
             write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
-        files = check(settings)
+        tls_of(settings.server)
+        files = check_generating(settings)
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(_serve(settings, files, listener, phases, has_console, on_ready))
@@ -148,7 +150,7 @@ async def _serve(
     server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls, front=sockets)
     grpc_line = await server.listen_grpc()
     if on_ready is None:
-        print(*filter(None, (loading_message(name, settings, files), grpc_line)), sep="\n", flush=True)
+        print(*filter(None, (loading_message(name, settings, files.path), grpc_line)), sep="\n", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder, engine))
@@ -213,6 +215,7 @@ async def _load(
         generates=info.generates,
         embeds=info.embeds,
         max_loras=info.max_loras,
+        images=_served_images(files, tokenizer, info),
     )
     adapters = replica.adapters(model)
     await adapters.restore(settings.lora)
@@ -220,6 +223,26 @@ async def _load(
     phases.close()
     engine.info = _with_server_phases(info, phases)
     return engine.info
+
+
+def _served_images(files: ModelFiles, tokenizer: Tokenizer, info: EngineInfo) -> ServedImages | None:
+    """None: the model takes no images here. If it could, the log says why it does not."""
+    if not info.takes_images:
+        return None
+    log = logging.getLogger("penstock")
+    try:
+        processor = image_processor(files.path, files.config.vision)
+    except ModelUnsupported as error:
+        log.warning("requests with images are refused: %s", error.message)
+        return None
+    if processor is None:
+        log.warning("requests with images are refused: %s has no preprocessor_config.json", files.path)
+        return None
+    placeholder_id = tokenizer.added_id(processor.placeholder)
+    if placeholder_id is None:
+        log.warning("requests with images are refused: the tokenizer has no token %s", processor.placeholder)
+        return None
+    return ServedImages(processor, placeholder_id, info.max_image_tokens)
 
 
 def _with_server_phases(info: EngineInfo, phases: Phases) -> EngineInfo:
@@ -274,11 +297,12 @@ class HttpServer:
         tls: ServerTls | None = None,
         front: Callable[[App], App] = lambda app: app,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`clock`: of the limits on slow clients. `front`: puts something in front of the application. `tensors`: of
-        models that take tensors."""
+        models that take tensors, `repository`: which come and go by call."""
         self._app = AsgiApp(app)
-        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors)
+        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors, repository=repository)
         self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
         app_and_calls = OverHttp(self._app, calls)

@@ -3,6 +3,7 @@
     PenstockError
     ├── InvalidRequest            the client's fault; nothing was changed
     │   ├── ContextLengthExceeded     prompt (plus output limit) does not fit the model
+    │   ├── InvalidImage              an image of it cannot be had or taken; `reason` says why
     │   ├── InvalidValue              well-formed, but a value is not one that can be kept
     │   ├── PreviousResponseNotFound  the conversation that a response is to go on with is not kept, or has not ended
     │   ├── RequestQuarantined        replicas were lost while they worked on this very request
@@ -80,6 +81,10 @@ class InvalidRequest(PenstockError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidImage(InvalidRequest):
+    code = "invalid_image"
 
 
 class InvalidValue(InvalidRequest):

@@ -3,6 +3,10 @@
 A token of an image has no place in the vocabulary: the runner takes its embedding from the encoder. In `prompt_ids` it
 is an id above every vocabulary that is made of the image's digest. So block hashes, prefix cache, routing index and KV
 transfer tell two images apart without knowing that there are images.
+
+A digest is of the bytes as they were sent and of what a processor makes of them, not of pixels: a gateway knows it
+without decoding the image. Tokens that follow each other have different parts of it, so that whoever wants another
+image to be taken for this one has to find all of the digest again, and not 30 bits of it.
 """
 
 from __future__ import annotations
@@ -14,9 +18,14 @@ import msgspec
 FIRST_IMAGE_TOKEN = 1 << 30  # vocabularies end far below, and int32 ends above the last one
 
 
-def image_token(digest: str) -> int:
-    """The id of all tokens of the image with this digest, a text of hexadecimal digits."""
-    return FIRST_IMAGE_TOKEN | int(digest[:8], 16) & (FIRST_IMAGE_TOKEN - 1)
+_DIGITS = 8  # hexadecimal ones of the digest that a token has, but for two bits
+
+
+def image_tokens(digest: str, count: int) -> list[int]:
+    """The ids of the first tokens of the image with this digest, a text of hexadecimal digits."""
+    words = [digest[at : at + _DIGITS] for at in range(0, len(digest), _DIGITS)]
+    ids = [FIRST_IMAGE_TOKEN | int(word, 16) & (FIRST_IMAGE_TOKEN - 1) for word in words]
+    return (ids * (count // len(ids) + 1))[:count]
 
 
 def is_image_token(token_id: int) -> bool:
@@ -26,12 +35,12 @@ def is_image_token(token_id: int) -> bool:
 class ImageInput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One image of a request, as the model's encoder takes it."""
 
-    digest: str  # of `values` and `grid`, hexadecimal
+    digest: str  # hexadecimal; no two images that differ in `values` or `grid` have the same
     start: int  # its first token's position in the prompt
     num_tokens: int
     grid: list[int]  # how its patches lie: frames, rows, columns; what the family's processor says
     shape: list[int]  # of `values`
-    values: bytes  # float32, as the family's processor made them
+    values: bytes  # float32, as the family's processor made them; the last member: see `engine.client.encoded`
 
 
 def are_placed(images: Sequence[ImageInput], prompt_ids: Sequence[int]) -> bool:
@@ -43,8 +52,6 @@ def are_placed(images: Sequence[ImageInput], prompt_ids: Sequence[int]) -> bool:
         if begin < end or any(map(is_image_token, text)):
             return False
         end = begin + image.num_tokens
-        if end > len(prompt_ids) or not all(map(is_image_token, prompt_ids[begin:end])):
-            return False
-        if prompt_ids[begin] != image_token(image.digest):
+        if list(prompt_ids[begin:end]) != image_tokens(image.digest, image.num_tokens):
             return False
     return not any(map(is_image_token, prompt_ids[end:]))

@@ -80,6 +80,45 @@ class AttentionTemperature:
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Layers with a recurrent state in place of keys and values (gated DeltaNet): what a sequence leaves behind in one
+    is of the same size however long the sequence is."""
+
+    layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int  # each key head serves as many of them, side by side
+    key_dim: int  # of each head of queries and keys
+    value_dim: int
+    kernel_size: int  # of the causal convolution before the heads: so many tokens, the newest included
+
+    @property
+    def keys_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Those that are convolved: queries, keys and values."""
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def state_values(self) -> int:
+        """Numbers of one layer's state of one sequence: the delta rule's matrices and the convolution's last inputs."""
+        return self.values_size * self.key_dim + self.num_channels * (self.kernel_size - 1)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Of one layer, without its norms before and behind."""
+        projections = self.num_channels + 2 * self.values_size + 2 * self.num_value_heads  # gates, output
+        return hidden_size * projections + self.num_channels * self.kernel_size + 2 * self.num_value_heads
+
+
+STATE_VALUE_BYTES = 4  # states are float32 whatever activations are: they are added to at every token
+
+
+@dataclass(frozen=True)
 class StoredGroups:
     """Inputs of a linear that share a scale in the model's files: a rank has whole groups, or none."""
 
@@ -218,6 +257,8 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add to the stream (Granite): see `stream_scale`
     logit_divisor: float = 1.0  # logits are divided by it
+    output_gate: bool = False  # what attention's heads find is multiplied by the sigmoid of a gate beside the queries
+    linear: LinearAttention | None = None  # None: every layer attends
     experts: Experts | None = None
     # None: heads have keys and values of their own. Else there is one head of keys, and `head_dim` is its cached size.
     latent: LatentAttention | None = None
@@ -229,7 +270,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
-    quantization: Literal["fp8", "int8", "int4", "w8a8"] | None = None
+    quantization: Literal["fp8", "int8", "int4", "w8a8", "mxfp4"] | None = None
 
     @property
     def stream_scale(self) -> float:
@@ -253,6 +294,19 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
 
+    def is_linear(self, layer: int) -> bool:
+        return self.linear is not None and layer in self.linear.layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Those with keys and values in the cache."""
+        return self.num_layers - (len(self.linear.layers) if self.linear is not None else 0)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of one sequence's recurrent state, in all layers; 0: it has none."""
+        return len(self.linear.layers) * self.linear.state_values * STATE_VALUE_BYTES if self.linear is not None else 0
+
     @property
     def num_parameters(self) -> int:
         return self._parameters(self.experts.count if self.experts else 0)
@@ -272,12 +326,15 @@ class ModelConfig:
 
     def _parameters(self, num_experts: int) -> int:
         """With so many experts in each layer that has any."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
+        attention = self.num_attention_layers * self.hidden_size * self.head_dim * heads
         if self.latent is not None:
-            attention = self.latent.parameters(self.hidden_size, self.num_heads)
+            attention = self.num_layers * self.latent.parameters(self.hidden_size, self.num_heads)
+        if self.linear is not None:
+            attention += len(self.linear.layers) * self.linear.num_parameters(self.hidden_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         mlps = sum(self._mlp_parameters(layer, num_experts) for layer in range(self.num_layers))
-        return self.num_layers * (attention + 2 * self.hidden_size) + mlps + embeddings + self.hidden_size
+        return attention + 2 * self.num_layers * self.hidden_size + mlps + embeddings + self.hidden_size
 
     def _mlp_parameters(self, layer: int, num_experts: int) -> int:
         experts = self.experts
@@ -291,7 +348,8 @@ class ModelConfig:
     def kv_bytes_per_token(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
         """A key or a value of a head may have a scale."""
         caches = 1 if self.latent is not None else 2
-        return caches * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + bytes_per_scale)
+        heads = caches * self.num_attention_layers * self.num_kv_heads
+        return heads * (self.head_dim * bytes_per_value + bytes_per_scale)
 
 
 def check_sizes(config: ModelConfig) -> ModelConfig:
@@ -301,4 +359,21 @@ def check_sizes(config: ModelConfig) -> ModelConfig:
             raise ValueError(f"{name} is {size!r}, and must be a positive whole number")
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"{config.num_heads} heads of queries cannot share {config.num_kv_heads} heads of keys evenly")
+    if config.linear is not None:
+        _check_linear(config.linear, config)
     return config
+
+
+def _check_linear(linear: LinearAttention, config: ModelConfig) -> None:
+    for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim"):
+        if not isinstance(size := getattr(linear, name), int) or size < 1:
+            raise ValueError(f"{name} of its linear attention is {size!r}, and must be a positive whole number")
+    if not isinstance(linear.kernel_size, int) or linear.kernel_size < 2:
+        raise ValueError(f"the convolution of its linear attention has a kernel of {linear.kernel_size!r}")
+    if linear.num_value_heads % linear.num_key_heads:
+        raise ValueError(
+            f"{linear.num_value_heads} value heads of linear attention cannot share {linear.num_key_heads} heads of "
+            "keys evenly"
+        )
+    if not linear.layers or not config.num_attention_layers:
+        raise ValueError("all of its layers are of one kind, and both linear and full attention are expected")

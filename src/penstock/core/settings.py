@@ -219,6 +219,20 @@ class ServerSettings:
     )
     max_open: Count = setting(512, "most choices being generated or queued; beyond it requests are refused with 429")
     max_body_bytes: Count = setting(8 << 20, "largest request body")
+    max_images: Count = setting(16, "most images in a request")
+    max_image_bytes: Count = setting(16 << 20, "largest image as it is sent, or fetched; max_body_bytes is for all")
+    max_images_bytes: Count = setting(64 << 20, "most bytes of all images of a request, fetched ones among them")
+    max_image_pixels: Count = setting(50_000_000, "most pixels of an image, told by its header before it is decoded")
+    image_threads: Count = setting(2, "images that are decoded at a time, beside all that is generated")
+    max_image_gib: Annotated[float, Meta(gt=0)] = setting(
+        2.0, "GiB of decoded images, of all requests that are open; beyond it requests are refused with 429"
+    )
+    image_hosts: list[str] = setting(
+        [],
+        "hosts that images may be fetched from by URL: a name, *.example.com, or * for any that is public; with :PORT "
+        "for one that is not the scheme's; none: images come in the request itself (data: URLs)",
+    )
+    image_timeout_s: Seconds = setting(10.0, "how long an image may take to be fetched")
     deep_health_timeout_s: Seconds = setting(10.0, "how long /health/deep waits for its token")
     tls_cert: str | None = setting(
         None, "PEM file of the certificate and those above it; read again when it changes; none: plain HTTP"

@@ -66,7 +66,14 @@ def chat_request(request: ResponsesRequest, *, asks_usage: bool) -> bytes:
 
 
 def _message(message: openai.Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content
+    if isinstance(content, list):
+        return {
+            "role": message.role,
+            "content": [part.to_wire() for part in content],
+            **({} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}),
+        }
+    found: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         calls = [{"id": call.id, "type": "function", "function": _given(call.function)} for call in message.tool_calls]
         found |= {"content": message.content or None, "tool_calls": calls}

@@ -11,7 +11,8 @@ import contextlib
 import enum
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ from penstock.engine.cache_contents import CacheContents
 from penstock.engine.embedding_calls import EmbeddingCalls
 from penstock.engine.expert_client import ExpertClient
 from penstock.engine.lora_client import LoraClient
-from penstock.engine.mailbox import FrameReader, frame
+from penstock.engine.mailbox import FrameReader, encoder, frame, length_of
 from penstock.engine.memory_kills import count_memory_kills
 from penstock.engine.messages import (
     Abort,
@@ -83,7 +84,26 @@ class EngineState(enum.StrEnum):
     STOPPED = "stopped"
 
 
+Buffer = bytes | memoryview
+_NOTHING: Mapping[str, Sequence[Buffer]] = {}
+_BYTES, _BIN32 = struct.Struct(">BI"), 0xC6  # of msgpack
 _LIVE = (EngineState.READY, EngineState.PARKING, EngineState.PARKED, EngineState.WAKING)  # it reads its mail
+
+
+def encoded(request: Request) -> list[Buffer]:
+    """A request as an engine is sent it, in pieces. Values of images are not copied: that would keep the interpreter's
+    lock, and with it the event loop, for as long as it takes."""
+    bare = [replace(image, values=b"") for image in request.images]
+    whole = encoder.encode(Submit(replace(request, images=tuple(bare))))
+    pieces: list[Buffer] = []
+    at = 0
+    for image, without in zip(request.images, bare, strict=True):
+        own = encoder.encode(without)  # values are its last member, and without any they are two bytes
+        end = whole.index(own, at) + len(own)
+        pieces += (whole[at : end - 2], _BYTES.pack(_BIN32, len(image.values)), image.values)
+        at = end
+    pieces.append(whole[at:])
+    return [length_of(sum(map(len, pieces))), *pieces]
 
 
 class EngineClient:
@@ -162,15 +182,15 @@ class EngineClient:
         measured = self.measured
         return measured.load.queued_tokens + self._sent_tokens - measured.totals.received_tokens
 
-    def open(self, requests: list[Request]) -> TokenStream:
-        """Hand requests to the engine. The stream must be closed."""
+    def open(self, requests: list[Request], encoded: Mapping[str, Sequence[Buffer]] = _NOTHING) -> TokenStream:
+        """Hand requests to the engine. The stream must be closed. `encoded`: by id, those that are encoded already."""
         self._check_ready()
         stream = TokenStream(self.abort, [request.id for request in requests])
         for request in requests:
             self._streams[request.id] = stream
             self._accounts.open(request, stream.meter)
             self._sent_tokens += len(request.prompt_ids)
-            self._send(Submit(request))
+            self._write(*(encoded.get(request.id) or (frame(Submit(request)),)))
         return stream
 
     def _check_ready(self) -> None:
@@ -346,8 +366,11 @@ class EngineClient:
         self.embeddings.fail(error)
 
     def _send(self, message: ToEngine) -> None:
+        self._write(frame(message))
+
+    def _write(self, *pieces: Buffer) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
+            self._writer.writelines(pieces)
 
     def _enter(self, state: EngineState) -> None:
         """A client that is stopped stays so: a process that has just become ready may not have heard of it."""

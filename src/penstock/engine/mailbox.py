@@ -17,6 +17,7 @@ from penstock.engine.messages import FromEngine, ToEngine
 
 _LENGTH = struct.Struct("<I")
 _SOCKET_BUFFER_BYTES = 4 << 20  # room for many steps' reports, so that a busy server does not hold the device up
+_AT_A_TIME_BYTES = 8 << 20  # of mail that is read before the next step: some milliseconds
 
 encoder = msgspec.msgpack.Encoder()
 
@@ -26,7 +27,12 @@ def frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def frame_of(payload: bytes) -> bytes:
-    return _LENGTH.pack(len(payload)) + payload
+    return length_of(len(payload)) + payload
+
+
+def length_of(num_bytes: int) -> bytes:
+    """What a frame of so many bytes begins with."""
+    return _LENGTH.pack(num_bytes)
 
 
 class FrameReader:
@@ -63,8 +69,10 @@ class Mailbox:
         self._sending = threading.Lock()  # last words may come from a thread that watches
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """All the mail there is; with `wait`, sleep until there is some, or other news (see `wake_on`)."""
+        """The mail there is, so much of it at a time that large messages come between steps and not in place of them;
+        with `wait`, sleep until there is some, or other news (see `wake_on`)."""
         messages: list[ToEngine] = []
+        num_bytes = 0
         if wait and self._others:
             descriptor, poll = self._socket.fileno(), select.poll()
             for each in (descriptor, *self._others):
@@ -80,6 +88,9 @@ class Mailbox:
             if not data:
                 raise Disconnected
             messages += map(self._decoder.decode, self._reader.feed(data))
+            num_bytes += len(data)
+            if num_bytes >= _AT_A_TIME_BYTES and (messages or not wait):
+                return messages
 
     def wake_on(self, descriptor: int) -> None:
         """A wait for mail also ends when this can be read."""

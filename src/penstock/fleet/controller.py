@@ -165,6 +165,8 @@ class Controller:
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
         if self._device is not None:
+            for one in self._pools.values():
+                one.durations.peers = [other.durations for other in self._pools.values() if other is not one]
             await asyncio.to_thread(self._recorder.begin_orders, self._device.first_orders())
 
     async def step(self) -> None:

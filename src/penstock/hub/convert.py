@@ -73,6 +73,10 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
 
     In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
     names, files = FAMILY_FILES[config.architecture].experts, FAMILY_FILES[config.architecture]
+    if config.linear is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} cannot be written: its layers of linear attention are only read"
+        )
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
     if files.only_read:

@@ -21,8 +21,9 @@ class ExpertNames:
     down: str = "down_proj"
     router: str = "gate"
     # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
-    # "halves": gate first, as outputs of one tensor. "granite": see `hub.granite_names`.
-    stacked: Literal["interleaved", "halves", "granite"] | None = None
+    # "halves": gate first, as outputs of one tensor; "rows": likewise, in tensors of [experts, out, in]. "granite": see
+    # `hub.granite_names`.
+    stacked: Literal["interleaved", "halves", "rows", "granite"] | None = None
     dense: str = "mlp"  # where layers without experts have their MLP
     shared: str = "shared_expert"  # the one that every token passes
     choice_bias: str = f"gate.{CHOICE_BIAS}"  # see `core.model_config.Routing`
@@ -52,6 +53,7 @@ class FamilyFiles:
     has_sinks: bool = False  # its attention has
     norms_all_heads: bool = False  # norms of queries and keys are over all heads together
     only_read: bool = False  # its config.json is not written: `penstock convert` and `penstock quantize` refuse it
+    has_linear_attention: bool = False  # most of its layers have, and the others' attention has a gate
     experts: ExpertNames | None = None
     has_latents: bool = False  # its attention has: see `core.model_config.LatentAttention`
 
@@ -63,6 +65,25 @@ _GEMMA: dict[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
+}
+# The decoder of Qwen3-Next and of what came of it: three layers of linear attention, then one of full attention.
+_QWEN_HYBRID: dict[str, Any] = {
+    "max_position_embeddings": 32_768,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_EXPERTS: dict[str, Any] = {
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
 }
 _GEMMA_PARTS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -536,6 +557,38 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
             "v_head_dim": 256,
             "rms_norm_eps": 1e-5,
         },
+    ),
+    "qwen3_next": FamilyFiles(
+        "Qwen3NextForCausalLM",
+        {**_QWEN_HYBRID, **_QWEN_EXPERTS, "num_experts": 512, "num_experts_per_tok": 10},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+        experts=ExpertNames(),
+    ),
+    "qwen3_5_text": FamilyFiles(
+        "Qwen3_5ForConditionalGeneration",
+        {**_QWEN_HYBRID, "num_key_value_heads": 4},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+    ),
+    "qwen3_5_moe_text": FamilyFiles(
+        "Qwen3_5MoeForConditionalGeneration",
+        {**_QWEN_HYBRID, **_QWEN_EXPERTS, "intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8},
+        "as configured",
+        "never",
+        None,
+        norms_from_one=True,
+        rotates_a_part=True,
+        has_linear_attention=True,
+        experts=ExpertNames(stacked="rows"),
     ),
 }
 

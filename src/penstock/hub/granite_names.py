@@ -36,9 +36,9 @@ def granite_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[
             if is_shared:
                 has_experts = any(other.startswith(f"{match['layer']}.{_EXPERTS}.") for other in infos)
                 at = f"{names.block}.{names.shared}" if has_experts else names.dense
-                found[f"{match['layer']}.{at}.{part}.weight"] = ExpertPlace(tensor, None, rows, by_outputs=True)
+                found[f"{match['layer']}.{at}.{part}.weight"] = ExpertPlace(tensor, None, rows, "rows")
                 continue
             for expert in range(info.shape[0]):
-                place = ExpertPlace(tensor, expert, rows, by_outputs=True)
+                place = ExpertPlace(tensor, expert, rows, "rows")
                 found[f"{match['layer']}.{names.block}.experts.{expert}.{part}.weight"] = place
     return found

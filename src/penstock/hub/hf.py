@@ -27,6 +27,8 @@ PLAIN_SUFFIXES = (
     ".bias",
     ".sinks",
     f".{CHOICE_BIAS}",
+    ".A_log",
+    ".dt_bias",
 )  # of tensors that a model has, and are no scales or tables
 
 
@@ -81,7 +83,7 @@ class HFCheckpoint:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), None, name)
+            return place.stored(self._tensors, None, name)
         if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
@@ -91,7 +93,7 @@ class HFCheckpoint:
 
     def stored_part(self, name: str, part: Part) -> Stored:
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), part, name)
+            return place.stored(self._tensors, part, name)
         if self._scheme is None or self._is_plain(name):
             return self.stored(name).part(part, name)
         return self._scheme.stored_part(name, self._tensors, part)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
+from penstock.core.model_config import ClampedSwiGLU, Experts, LinearAttention, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
 from penstock.hub.family_config import OWN_EXPERTS, family_fields, window_pattern
 from penstock.hub.hf_latent import grouped_experts, latent_attention, query_scale
@@ -83,6 +83,8 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
+        output_gate=files.has_linear_attention,
+        linear=_linear_attention(values) if files.has_linear_attention else None,
         experts=_experts(family, values)
         if files.experts and not files.has_latents and family not in OWN_EXPERTS
         else None,
@@ -140,6 +142,26 @@ def _experts(family: str, values: Json) -> Experts:
         dense_layers=tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % every),
         has_biases=family == "gpt_oss",
         activation=_clamped_swiglu(values) if family == "gpt_oss" else "silu",
+    )
+
+
+def _linear_attention(values: Json) -> LinearAttention:
+    num_layers, every = values["num_hidden_layers"], values["full_attention_interval"]
+    types = values.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)
+    ]
+    unknown = sorted({*types} - {"linear_attention", "full_attention"})
+    if unknown:
+        raise ModelUnsupported(f"it has layers of {unknown[0]!r}, which is neither linear nor full attention")
+    if len(types) != num_layers:
+        raise ValueError(f"layer_types names {len(types)} layers of {num_layers}")
+    return LinearAttention(
+        layers=tuple(layer for layer, kind in enumerate(types) if kind == "linear_attention"),
+        num_key_heads=values["linear_num_key_heads"],
+        num_value_heads=values["linear_num_value_heads"],
+        key_dim=values["linear_key_head_dim"],
+        value_dim=values["linear_value_head_dim"],
+        kernel_size=values["linear_conv_kernel_dim"],
     )
 
 

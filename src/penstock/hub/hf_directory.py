@@ -54,7 +54,8 @@ class HFDirectory:
         file = self.path / "chat_template.jinja"
         if file.is_file():
             return file.read_text()
-        template = config.get("chat_template")
+        # Models that take images have one for their processor, which older directories keep in a file of its own.
+        template = read_json(self.path / "chat_template.json").get("chat_template") or config.get("chat_template")
         if isinstance(template, list):  # several, by name
             template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
         return template

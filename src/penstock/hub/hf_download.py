@@ -35,6 +35,7 @@ WANTED = {
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     "sentence_bert_config.json",  # how an encoder's vectors are made of its tokens'
     "1_Pooling/config.json",
     "preprocessor_config.json",  # how a model sees images

@@ -41,6 +41,7 @@ CARRIED = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
     "LICENSE",
     "LICENSE.txt",

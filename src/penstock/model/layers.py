@@ -216,6 +216,7 @@ class Decoder:
     head: Linear
     after: Link | None = None  # the next stage of a pipeline, which makes the logits; None: this one does
     turning: Turning | None = None  # of layers whose rotation does not follow from positions alone
+    stage_layers: range = range(0)  # their numbers in the whole model
 
     @classmethod
     def load(cls, weights: Weights, load_layer: LayerLoader, progress: Progress) -> Decoder:
@@ -231,6 +232,7 @@ class Decoder:
             head=head,
             after=weights.stage.after,
             turning=Turning.of(config, weights.ops.device),
+            stage_layers=weights.stage.of(config.num_layers),
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
@@ -242,7 +244,7 @@ class Decoder:
             own = batch.images.level(0, embedded.shape[1])
             embedded.index_copy_(0, batch.images.rows, own.to(embedded.dtype))
         stream = Stream(embedded)
-        self.ops.run_layers(self.layers, stream, kv, batch)
+        self.ops.run_layers(self.layers, stream, self.by_layer(kv), batch)
         if self.after is not None:
             self.after.send(stream.total())
             return stream.residual.new_empty(0, self.config.vocab_size)
@@ -254,6 +256,17 @@ class Decoder:
         if self.config.logit_divisor != 1.0:
             logits = logits / self.config.logit_divisor
         return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
+
+    def by_layer(self, kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
+        """The caches of its layers that attend, for all of its layers: a linear one does not look at what it is given,
+        and has that of a layer beside it."""
+        if self.config.linear is None:
+            return kv
+        place, found = 0, []
+        for layer in self.stage_layers:
+            found.append(kv[min(place, len(kv) - 1)])
+            place += not self.config.is_linear(layer)
+        return found
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:

@@ -127,6 +127,8 @@ PROMPT_TOKENS = Metric("penstock_prompt_tokens", "histogram", "Prompt tokens per
 OUTPUT_TOKENS = Metric(
     "penstock_output_tokens", "histogram", "Generated tokens per request.", ("model",), TOKEN_BUCKETS
 )
+IMAGES = Metric("penstock_images_total", "counter", "Images that prompts showed, once for each part.", ("model",))
+IMAGE_TOKENS = Metric("penstock_image_tokens_total", "counter", "Their tokens, cached ones among them.", ("model",))
 
 EMBEDDED_TEXTS = Metric(
     "penstock_embedded_texts_total", "counter", "Texts that vectors or scores were made of.", ("model",)

@@ -166,6 +166,11 @@ def _group(config: ModelConfig, wanted: int | None) -> int:
 
 
 def _check_family(config: ModelConfig) -> None:
+    if config.linear is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} has layers of linear attention, which `penstock quantize` cannot write; "
+            "`--quant` makes its linears small when the model is loaded"
+        )
     names = FAMILY_FILES[config.architecture].experts
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(

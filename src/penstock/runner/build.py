@@ -32,11 +32,12 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     mover = BlockMover(ops, kv, host) if host is not None else None
     if device.type == "cuda":
         phase("graphs", 0, 0)
-    runner = make_runner(target, kv, mover)
+    states = target.allocate_states(loaded.memory.zeros if loaded.memory is not None else None)
+    runner = make_runner(target, kv, mover, states)
     drafting, drafts_kv = _drafting(draft, size.num_blocks, zeros) if draft is not None else (None, [])
     memory: CpuMemory | VirtualMemory | None = loaded.memory
     if device.type == "cpu":
-        memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling)
+        memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling, states=states)
     return Assembly(
         runner=runner,
         rank_runner=runner,
@@ -49,11 +50,13 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         kv_layout=_kv_layout(loaded.target, kv) if host is not None else "",
         draft=drafting,
         adapters=target.adapters,
-        embedder=loaded.embedder,
+        # Texts of embeddings and scores are computed without slots, and so without states.
+        embedder=loaded.embedder if target.state_shape is None else None,
         memory=memory,
         experts=_rank_experts(target, loaded.memory),
         kv=kv,
         kv_home=loaded.kv_home,
+        state_bytes=target.state_bytes,
     )
 
 

@@ -14,6 +14,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import EngineUnavailable
 from penstock.core.settings import ServerSettings
 from penstock.engine.client import EngineClient, EngineState
+from penstock.http.outside import Outside
 from penstock.hub.lora_file import AdapterFile
 from penstock.hub.watermarks import WatermarkFile
 from penstock.server import anthropic_routes, batch_routes, openai_routes, responses_routes
@@ -26,6 +27,7 @@ from penstock.server.gateway_headers import GatewayTrust
 from penstock.server.gateway_routes import GatewayRoutes
 from penstock.server.guides import GuideTrials
 from penstock.server.health_routes import HealthRoutes
+from penstock.server.images import Images
 from penstock.server.lora import Adapters
 from penstock.server.lora_routes import AdapterRoutes
 from penstock.server.offload import Offload
@@ -35,6 +37,7 @@ from penstock.server.prepare import Preparer
 from penstock.server.reasoning import ReasoningLimits
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.server.text_models import EngineTexts
 from penstock.server.token_routes import TokenRoutes
 
 
@@ -46,6 +49,7 @@ class Replica:
         self._recorder = recorder
         self._clock = clock
         self._settings = settings
+        self.outside: Outside | None = None  # where images are fetched; None: as the settings say
         self.drain = Drain()
         pages = PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins)
         self.trust = GatewayTrust(settings.gateway_secret, settings.metrics_token, pages)
@@ -104,6 +108,7 @@ class Replica:
             WatermarkFile.at(self._settings.watermark_file),
             watermark=self._settings.watermark,
             max_open=self._settings.max_open,
+            images=Images(model, self._settings, self.outside),
             reasoning=ReasoningLimits(self._settings.reasoning_budget, self._settings.max_reasoning_budget),
         )
         pipeline = Pipeline(
@@ -119,8 +124,7 @@ class Replica:
         )
         lora = AdapterRoutes(adapters or self.adapters(model), self.trust).routes()
         texts = EmbeddingRoutes(
-            model,
-            self._engine,
+            EngineTexts(model, self._engine),
             self._recorder,
             self.drain,
             self.trust,

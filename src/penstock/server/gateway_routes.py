@@ -226,6 +226,7 @@ def _text_of(model: ServedModel) -> tuple[bytes, str]:
             bos_token_id=model.config.bos_token_id,
             tool_format=model.chat_template.tool_format.name,
             reasoning_format=reasoning.name if (reasoning := model.chat_template.reasoning) is not None else "none",
+            images=model.images.processor if model.images is not None else None,
         )
     )
     return encoded, model_text.digest(encoded)

@@ -18,7 +18,7 @@ from penstock.core.hashing import cache_namespace
 from penstock.core.request import Cost, Request, RequestTimings, TokenEvent, TokenLogprobs
 from penstock.core.watermark import Scheme
 from penstock.engine.accounts import Meter
-from penstock.engine.client import EngineClient
+from penstock.engine.client import Buffer, EngineClient, encoded
 from penstock.engine.token_stream import TokenStream
 from penstock.server.choices import ChoiceText, Piece
 from penstock.server.prepare import PreparedRequest
@@ -78,6 +78,7 @@ class Generation:
         self.tenant = headers.namespace
         self.kv_source = headers.kv_source
         self.num_prompt_tokens = sum(map(len, prepared.prompts))
+        self.num_images, self.num_image_tokens = len(prepared.shown), prepared.num_image_tokens
         self.num_cached_tokens = 0
         self.num_resumed_tokens = 0
         self.num_prompt_logprobs = wanted.num_prompt_logprobs()
@@ -113,6 +114,7 @@ class Generation:
         self._requests: list[Request] = []
         self._choices: dict[str, ChoiceText] = {}
         self._stream: TokenStream | None = None
+        self._encoded: dict[str, list[Buffer]] = {}  # requests as the engine is sent them, by id, if that is done
         self._events_at_a_time = max(1, _WORK_AT_A_TIME // (1 + (sampling.num_logprobs or 0)))
         marks = calling.mark_ids if calling is not None else frozenset[int]()
         reasoning = prepared.reasoning
@@ -122,7 +124,8 @@ class Generation:
             stop_token_ids |= model.special_ids(reasoning.format.stops) if not self.options.ignore_eos else frozenset()
         token_ids = sorted(stop_token_ids)
         is_skipping, is_explicit = self.options.skip_special_tokens, not prepared.cuts_output
-        for prompt_ids in prepared.prompts:
+        for place, prompt_ids in enumerate(prepared.prompts):
+            engine_ids = prepared.engine_prompt(place)
             detokenizer = Detokenizer(
                 model.tokenizer, prompt_ids=prompt_ids, skip_special_tokens=is_skipping, kept_ids=marks
             )
@@ -130,7 +133,7 @@ class Generation:
                 index = len(self._requests)
                 request = Request(
                     id=f"{request_id}-{index}",
-                    prompt_ids=prompt_ids,
+                    prompt_ids=engine_ids,
                     max_tokens=model.fit_output(len(prompt_ids), self.options.max_tokens, is_explicit=is_explicit),
                     sampling=for_choice(sampling, choice),
                     stop_token_ids=token_ids,
@@ -145,6 +148,7 @@ class Generation:
                     is_resumed=headers.resume is not None,
                     kv_source=headers.kv_source,
                     predicted_ids=prepared.predicted_ids,
+                    images=prepared.images,
                     thinking=prepared.thinking,
                 )
                 self._requests.append(request)
@@ -211,7 +215,11 @@ class Generation:
     @property
     def usage(self) -> Usage:
         return Usage.of(
-            self.num_prompt_tokens, self.num_output_tokens, self.num_cached_tokens, self.num_reasoning_tokens
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            self.num_cached_tokens,
+            self.num_reasoning_tokens,
+            self.num_image_tokens,
         )
 
     @property
@@ -240,8 +248,20 @@ class Generation:
     def start(self, engine: EngineClient, *, max_open: int) -> None:
         if engine.num_open + self.num_choices > max_open:
             raise Overloaded(f"{engine.num_open} generations are open already", retry_after_s=1.0)
-        self._stream = engine.open([request for request in self._requests if not self._is_over(request)])
+        open_requests = [request for request in self._requests if not self._is_over(request)]
+        self._stream = engine.open(open_requests, self._encoded)
         self._engine = engine
+        self._encoded = {}
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Of all that the engine is to be sent."""
+        return sum(len(image.values) for request in self._requests for image in request.images)
+
+    def encode(self) -> None:
+        """Makes ready what is too large to be encoded while others wait, and keeps nothing else of the pixels."""
+        self._encoded = {request.id: encoded(request) for request in self._requests}
+        self._requests = [msgspec.structs.replace(request, images=()) for request in self._requests]
 
     def give_back(self, error: PenstockError) -> None:
         """Ends the stream here and now; the error goes to its reader."""

@@ -26,7 +26,7 @@ from penstock.server.generation import Generation, Times
 from penstock.server.offload import Offload
 from penstock.server.prepare import Parse, PreparedRequest, Preparer
 from penstock.server.prompt_scores import score_prompts
-from penstock.server.recorder import Recorder
+from penstock.server.recorder import Record, Recorder
 
 
 class Writer(Protocol):
@@ -83,20 +83,29 @@ class Pipeline:
             record.context = request.trace_context
             headers = self._trust.read(request, await request.body(self._max_body_bytes))
             prepared = await self._preparer.prepare(api.parse, headers)
-            api.check(prepared)
-            times.tokenized_s = self._clock.now()
-            # The client's id may repeat; what the engine calls the request must not.
-            generation = Generation(prepared, new_id(request.id), times)
-            is_relayed = headers.is_relayed if generation.options.stream else _relays_whole(headers, generation)
-            relayed_as = headers.origin.id if is_relayed else ""
-            with generation, self._drain.admit(generation, relayed_as):
-                record.follow(generation)
-                if generation.num_prompt_logprobs is not None:
-                    await request.while_connected(self._score_and_write(api, request, sink, prepared, generation))
-                    return
-                generation.start(self._engine, max_open=self._max_open)
-                writer = api.writer(prepared, generation)
-                await request.while_connected(self._write(request, sink, headers, generation, writer))
+            with prepared.held:
+                await self._generate(api, request, sink, prepared, times, record)
+
+    async def _generate(
+        self, api: Api, request: Request, sink: Sink, prepared: PreparedRequest, times: Times, record: Record
+    ) -> None:
+        headers = prepared.headers
+        api.check(prepared)
+        times.tokenized_s = self._clock.now()
+        # The client's id may repeat; what the engine calls the request must not.
+        generation = Generation(prepared, new_id(request.id), times)
+        if num_bytes := generation.num_pixel_bytes:
+            await self._offload.run(num_bytes, generation.encode)
+        is_relayed = headers.is_relayed if generation.options.stream else _relays_whole(headers, generation)
+        relayed_as = headers.origin.id if is_relayed else ""
+        with generation, self._drain.admit(generation, relayed_as):
+            record.follow(generation)
+            if generation.num_prompt_logprobs is not None:
+                await request.while_connected(self._score_and_write(api, request, sink, prepared, generation))
+                return
+            generation.start(self._engine, max_open=self._max_open)
+            writer = api.writer(prepared, generation)
+            await request.while_connected(self._write(request, sink, headers, generation, writer))
 
     async def _score_and_write(
         self, api: Api, request: Request, sink: Sink, prepared: PreparedRequest, generation: Generation

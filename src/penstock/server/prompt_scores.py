@@ -24,11 +24,15 @@ class PromptScores(NamedTuple):
     cost: Cost
 
 
-def check_scored(model: ServedModel, wanted: ChatRequest | CompletionRequest, prompts: list[list[int]]) -> None:
+def check_scored(
+    model: ServedModel, wanted: ChatRequest | CompletionRequest, prompts: list[list[int]], *, has_images: bool = False
+) -> None:
     """Raises where these prompts cannot be scored, before anything runs."""
     if (num_top := wanted.num_prompt_logprobs()) is None:
         return
     param = "prompt_logprobs" if wanted.prompt_logprobs is not None else "echo"
+    if has_images:
+        raise UnsupportedParameter(f"{param}: cannot be had of prompts with images", param=param)
     if not model.embeds:
         raise UnsupportedParameter(f"{param}: log probabilities of prompts cannot be had of this model", param=param)
     if wanted.model != model.name:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock import __version__
 from penstock.api.errors import OPENAI, Convention
@@ -38,6 +38,7 @@ class TextWork:
     num_texts: int
     num_tokens: int
     tenant: str
+    model: str = ""
     cost: Cost = Cost()  # noqa: RUF009 (frozen)
 
 
@@ -49,6 +50,14 @@ class Record:
 
     def follow(self, generation: Generation) -> None:
         self.generation = generation
+
+
+class RequestRecorder(Protocol):
+    """Is told of every request."""
+
+    def request(
+        self, route: str, request_id: str, convention: Convention = OPENAI
+    ) -> AbstractContextManager[Record]: ...
 
 
 class Finished(NamedTuple):
@@ -117,6 +126,9 @@ class Recorder:
         )
         self._texts, self._text_tokens = (
             self.registry.count(metric, model) for metric in (catalog.EMBEDDED_TEXTS, catalog.EMBEDDED_TOKENS)
+        )
+        self._images, self._image_tokens = (
+            self.registry.count(metric, model) for metric in (catalog.IMAGES, catalog.IMAGE_TOKENS)
         )
         self._tenants: dict[str, tuple[Counter, Counter]] = {}
         self.listeners: list[Callable[[Finished], None]] = []  # told of every request, at its end
@@ -202,6 +214,8 @@ class Recorder:
             self._judge(Objective.LATENCY, total_s)
         spread(catalog.PROMPT_TOKENS, self.model).observe(generation.num_prompt_tokens)
         spread(catalog.OUTPUT_TOKENS, self.model).observe(tokens)
+        self._images.value += generation.num_images
+        self._image_tokens.value += generation.num_image_tokens
         if generation.meter is not None:
             self.pays(generation.tenant, generation.meter)
         log.info(

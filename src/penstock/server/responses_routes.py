@@ -86,6 +86,7 @@ class ResponseWriter:
             generation.num_output_tokens,
             generation.num_cached_tokens,
             generation.num_reasoning_tokens or 0,
+            generation.num_image_tokens,
         )
 
     def _call_id(self, number: int) -> str:

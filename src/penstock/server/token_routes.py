@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.api.asgi import Request, Route
-from penstock.api.openai import check_token_ids, parse_chat
+from penstock.api.openai import ChatRequest, check_token_ids, parse_chat
 from penstock.api.sink import Sink, json_response
 from penstock.api.tokenization import (
     DETOKENIZE_PATHS,
@@ -18,9 +18,11 @@ from penstock.api.tokenization import (
     rendered,
     tokenized,
 )
+from penstock.core.errors import UnsupportedParameter
 from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import MAX_CONTEXTS, ServedModel
+from penstock.server.served_model import ServedModel
+from penstock.server.text_limits import MAX_CONTEXTS
 from penstock.text.prompt_encoder import kept_ids, render
 
 
@@ -51,6 +53,8 @@ class TokenRoutes:
         if wanted.model is not None:
             model.check_name(wanted.model)
         chat, param = wanted.chat(), "prompt" if wanted.messages is None else "messages"
+        if chat is not None:
+            _check_shows_none(chat)
         text = wanted.prompt or "" if chat is None else render(model.chat_template, chat)
         model.check_prompt_text(text, param, contexts=MAX_CONTEXTS)
         ids = model.tokenizer.encode(text, add_special_tokens=wanted.adds_special_tokens())
@@ -69,6 +73,7 @@ class TokenRoutes:
         wanted, model = parse_chat(body), self._model
         model.check_generates()
         model.check_name(wanted.model)
+        _check_shows_none(wanted)
         text = render(model.chat_template, wanted)
         model.check_prompt_text(text, "messages", contexts=MAX_CONTEXTS)
         encoded, keep_last = model.tokenizer.encode(text, add_special_tokens=False), wanted.truncate_prompt_tokens
@@ -76,3 +81,10 @@ class TokenRoutes:
         if ids != encoded:
             text = model.tokenizer.decode(ids, skip_special_tokens=False)
         return rendered(wanted.model, text, ids)
+
+
+def _check_shows_none(chat: ChatRequest) -> None:
+    """Tokens of images have no text, and ids that are no tokenizer's."""
+    if images := chat.images():
+        path = images[0].path
+        raise UnsupportedParameter(f"{path}: images are not taken here; count_tokens counts theirs", param=path)

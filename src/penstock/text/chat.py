@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.core.errors import InvalidRequest, ModelUnsupported
 from penstock.text import reasoning, tools
+
+_PROBE = "penstock"
 
 
 class ChatTemplate:
@@ -43,6 +46,15 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         # A token that a model does not have stays undefined, which renders as nothing; None would render as "None".
         self._tokens = {name: token for name, token in tokens.items() if token is not None}
+
+    @cached_property
+    def takes_strings(self) -> bool:
+        """Whether a message's content may be one text. Templates of some models that take images read it part by part,
+        and say nothing of a text that is none."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": _PROBE}])
+        except InvalidRequest:
+            return True
 
     def render(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any

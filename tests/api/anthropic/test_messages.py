@@ -116,7 +116,6 @@ def test_cache_hints_are_taken_and_change_nothing() -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        {"type": "image", "source": {"type": "url", "url": "x"}},
         {"type": "document", "source": {}, "title": "x"},
         {"type": "hologram"},
     ],

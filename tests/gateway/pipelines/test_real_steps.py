@@ -133,6 +133,30 @@ def test_the_last_steps_tokens_come_to_the_client_one_by_one(tmp_path: Path, rep
         assert last.usage.completion_tokens == 22
 
 
+def test_texts_become_vectors_and_are_ranked(tmp_path: Path, replica: Replica) -> None:
+    text = """
+        name: asked
+        steps:
+          texts: {value: [a cat, a dog, a kitten], output: {list: text}}
+          both:
+            parallel:
+              vectors: {model: small, task: embeddings, text: texts}
+              vector: {model: small, task: embeddings, text: input.text}
+              best: {model: small, task: rerank, query: input.text, documents: texts, parameters: {top_n: 2}}
+          answer: {template: "{{ both | tojson }}"}
+    """
+    with running_gateway(pools={NAME: at(replica)}, pipelines=[written(tmp_path, text)]) as gateway:
+        whole = ask(gateway)
+        texts = ["a cat", "a dog", "a kitten"]
+        data = gateway.openai.embeddings.create(model=NAME, input=texts, encoding_format="float").data
+    found = json.loads(whole.choices[0].message.content)
+    assert found["vectors"] == [one.embedding for one in data]
+    assert len(found["vector"]) == len(data[0].embedding)
+    assert [one["text"] for one in found["best"]] == [texts[one["index"]] for one in found["best"]]
+    assert found["best"][0]["score"] >= found["best"][1]["score"]
+    assert len(found["best"]) == 2
+
+
 @pytest.mark.parametrize(
     ("function", "output", "reason"),
     [

@@ -22,7 +22,9 @@ from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.store import Store, open_store
 from tests.clocks import ManualClock
 from tests.gateway.running import RunningGateway, running_gateway
+from tests.images.samples import url
 from tests.server.replica import NAME, Replica, serving
+from tests.server.seeing import seeing
 from tests.waiting import GIVE_UP_S, eventually
 
 QUESTION: Any = {"role": "user", "content": "the first and the second"}
@@ -410,3 +412,18 @@ def test_a_kept_response_goes_on_elsewhere_when_its_replica_cannot(store: Store,
             final = eventually(look, lambda found: found.status != "in_progress")
         assert final.output_text == whole.output_text
         assert gateway.openai.responses.retrieve(final.id).output_text == whole.output_text
+
+
+def test_a_conversation_goes_on_after_an_image(store: Store) -> None:
+    image: Any = {"type": "input_image", "image_url": url(64, 64)}
+    question: Any = {"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, image]}
+    with seeing() as replica, keeping(frozen(store), replica) as gateway:
+        first = gateway.openai.responses.create(**GREEDY, input=[question])
+        second = gateway.openai.responses.create(**GREEDY, input="And now?", previous_response_id=first.id)
+        assert first.usage is not None
+        assert second.usage is not None
+        assert second.usage.input_tokens_details.model_extra == {"image_tokens": 64}
+        assert second.usage.input_tokens > first.usage.input_tokens
+        (kept,) = gateway.openai.responses.input_items.list(first.id, order="asc").data
+        assert kept.content[1].image_url == image["image_url"]  # type: ignore[union-attr]
+        eventually(gateway.is_idle)

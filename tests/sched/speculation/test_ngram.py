@@ -3,7 +3,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from penstock.core.images import image_token
+from penstock.core.images import image_tokens
 from penstock.core.request import Request
 from penstock.sched.sequence import Sequence
 from penstock.sched.speculation.ngram import PairChains, PromptLookup
@@ -52,7 +52,7 @@ def test_what_runs_into_the_end_goes_round() -> None:
 
 
 def test_tokens_of_images_are_never_proposed() -> None:
-    image = image_token("2a" * 16)
+    (image,) = image_tokens("2a" * 16, 1)
     assert propose([5, 6, 7, image, image, 8, 5, 6], 5) == [7]
     assert propose([5, 6, image, image, 8, 5, 6], 5) == []
 

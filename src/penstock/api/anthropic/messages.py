@@ -13,16 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api import openai
-from penstock.api.anthropic.blocks import Content, calls_of, results_of, text_of, thoughts_of
+from penstock.api.anthropic.blocks import Content, calls_of, content_of, results_of, text_of, thoughts_of
 from penstock.api.anthropic.caching import ALWAYS_CACHED, CacheControl
 from penstock.api.anthropic.output import OutputConfig, OutputFormat, guide_of
 from penstock.api.anthropic.tools import Tool, ToolChoice
 from penstock.api.decoding import NoEffect, NotBuilt, Refused, WireStruct, decode
+from penstock.api.openai.chat import joined_contents
 from penstock.api.openai.generation import MAX_STOPS, SAME_USER, Count, PositiveCount, StopString
 from penstock.api.openai.guided import GuideAsked
 from penstock.api.openai.reasoning import ThinkingOption
 from penstock.api.openai.tools import MAX_TOOLS, ToolDefinition, check_offer
-from penstock.core.errors import ThreadUnsupported
+from penstock.core.errors import ThreadUnsupported, UnsupportedParameter
 
 
 class Message(WireStruct):
@@ -31,7 +32,9 @@ class Message(WireStruct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owners = {"tool_result": "user"} | dict.fromkeys(("tool_use", "thinking", "redacted_thinking"), "assistant")
+        owners = {"tool_result": "user", "image": "user"} | dict.fromkeys(
+            ("tool_use", "thinking", "redacted_thinking"), "assistant"
+        )
         for block in [] if isinstance(self.content, str) else self.content:
             if (owner := owners.get(block.type, self.role)) != self.role:
                 raise Refused("content", f"blocks of type {block.type} belong to the {owner}")
@@ -64,6 +67,8 @@ class PromptRequest(WireStruct):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_offer(self._offer(), self._choice())
+        if isinstance(self.system, list) and any(block.type == "image" for block in self.system):
+            raise Refused("system", "only users and results of tools show images", UnsupportedParameter)
         if self.output_format is not None and self._format() is not self.output_format:
             raise Refused("output_format", "cannot go with output_config.format: an answer has one format")
         self.guide()  # or refused
@@ -80,15 +85,19 @@ class PromptRequest(WireStruct):
         turns: list[openai.Message] = []
         if self.system and (system := text_of(self.system)):
             turns.append(openai.Message(role="system", content=system))
-        for message in self.messages:
-            results = list(results_of(message.content))
+        for place, message in enumerate(self.messages):
+            path = f"messages[{place}].content"
+            results = list(results_of(message.content, path))
             turns += results
-            text = text_of(message.content)
-            if text or not results:
+            content = content_of(message.content, path)
+            if content or not results:
                 calls, thoughts = calls_of(message.content), thoughts_of(message.content)
                 turns.append(
                     openai.Message(
-                        role=message.role, content=text, tool_calls=calls or None, reasoning_content=thoughts or None
+                        role=message.role,
+                        content=content,
+                        tool_calls=calls or None,
+                        reasoning_content=thoughts or None,
                     )
                 )
         turns = [_joined(list(of_role)) for _, of_role in itertools.groupby(turns, _turn_of)]
@@ -133,11 +142,11 @@ def _turn_of(message: openai.Message) -> object:
 def _joined(messages: list[openai.Message]) -> openai.Message:
     if len(messages) == 1:
         return messages[0]
-    text = "\n".join(str(message.content) for message in messages)
+    content = joined_contents([message.content for message in messages])
     calls = [call for message in messages for call in message.tool_calls or ()]
     thoughts = "\n".join(message.reasoning_content for message in messages if message.reasoning_content)
     return openai.Message(
-        role=messages[0].role, content=text, tool_calls=calls or None, reasoning_content=thoughts or None
+        role=messages[0].role, content=content, tool_calls=calls or None, reasoning_content=thoughts or None
     )
 
 

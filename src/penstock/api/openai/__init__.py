@@ -1,6 +1,6 @@
 """The OpenAI wire format: requests in (`chat`, `completions`), answers out (`responses`, `chunks`, `models`)."""
 
-from penstock.api.openai.chat import ChatRequest, Message, parse_chat
+from penstock.api.openai.chat import ChatRequest, Content, Message, parse_chat
 from penstock.api.openai.chunks import ChatChunks, CompletionChunks
 from penstock.api.openai.completions import CompletionRequest, parse_completion
 from penstock.api.openai.generation import GenerationOptions, GenerationRequest, check_token_ids, for_choice
@@ -25,6 +25,7 @@ __all__ = [
     "Choice",
     "CompletionChunks",
     "CompletionRequest",
+    "Content",
     "FunctionDefinition",
     "GenerationOptions",
     "GenerationRequest",

@@ -1,11 +1,13 @@
 """The request of /v1/chat/completions. A parsed one is valid, but for what only the model can tell.
 
-It ends at messages of plain text; how they become a prompt is the chat template's business.
+It ends at messages of text and of images, whose bytes nobody has looked at; how they become a prompt is the chat
+template's business.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -25,24 +27,87 @@ from penstock.api.openai.tools import (
 from penstock.core.errors import UnsupportedParameter
 
 
+class ImageUrl(WireStruct):
+    url: Annotated[str, Meta(min_length=1)]
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class ContentPart(WireStruct):
     type: str
     text: str | None = None
-    image_url: Annotated[Any, NotBuilt()] = None
+    image_url: ImageUrl | str | None = None
     input_audio: Annotated[Any, NotBuilt()] = None
     file: Annotated[Any, NotBuilt()] = None
     refusal: Annotated[Any, NotBuilt()] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.type != "text":
-            raise Refused("type", "only parts of type 'text' are supported by this server", UnsupportedParameter)
-        if self.text is None:
-            raise Refused("text", "is required")
+        if self.type not in ("text", "image_url"):
+            raise Refused(
+                "type", "only parts of type 'text' and 'image_url' are supported by this server", UnsupportedParameter
+            )
+        other = "text" if self.type == "image_url" else "image_url"
+        if getattr(self, self.type) is None:
+            raise Refused(self.type, "is required")
+        if getattr(self, other) is not None:
+            raise Refused(other, f"is not allowed in a part of type {self.type}")
+
+    @property
+    def is_image(self) -> bool:
+        return self.type == "image_url"
+
+    def to_wire(self) -> dict[str, Any]:
+        """As another server takes it."""
+        if (image := self.image_url) is None:
+            return {"type": "text", "text": self.text}
+        whole = {"url": image} if isinstance(image, str) else {"url": image.url, "detail": image.detail}
+        return {"type": "image_url", "image_url": {name: value for name, value in whole.items() if value is not None}}
+
+    def to_template(self) -> dict[str, Any]:
+        return {"type": "image"} if self.is_image else {"type": "text", "text": self.text}
 
 
-def _joined(content: str | list[ContentPart] | None) -> str:
+class ImagePart(ContentPart, kw_only=True):
+    """An image of another API."""
+
+    path: str  # in that API's body
+
+
+def image_part(url: str, detail: str | None, path: str) -> ImagePart:
+    return ImagePart(type="image_url", image_url=ImageUrl(url=url, detail=detail), path=path)  # type: ignore[arg-type]
+
+
+class ImageAsked(NamedTuple):
+    """An image that a request shows."""
+
+    url: str  # data: or another
+    is_low: bool  # few tokens are to be spent on it
+    path: str  # of the part that shows it, in the body
+
+
+Content = str | list[ContentPart] | None
+
+
+def has_images(content: Content) -> bool:
+    return isinstance(content, list) and any(part.is_image for part in content)
+
+
+def _joined(content: Content) -> str:
+    """The text of it."""
     return "\n".join(part.text or "" for part in content) if isinstance(content, list) else content or ""
+
+
+def joined_contents(contents: Sequence[Content]) -> str | list[ContentPart]:
+    """Contents of messages as that of one: texts have lines of their own."""
+    if not any(map(has_images, contents)):
+        return "\n".join(map(_joined, contents))
+    found: list[ContentPart] = []
+    for content in contents:
+        parts = content if isinstance(content, list) else [ContentPart(type="text", text=content)] if content else []
+        for at, part in enumerate(parts):
+            is_next = at == 0 and bool(found) and not (part.is_image or found[-1].is_image)
+            found.append(ContentPart(type="text", text=f"\n{part.text}") if is_next else part)
+    return found
 
 
 class Prediction(WireStruct):
@@ -50,6 +115,11 @@ class Prediction(WireStruct):
 
     type: Literal["content"]
     content: str | list[ContentPart]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if has_images(self.content):
+            raise Refused("content", "only text can be expected", UnsupportedParameter)
 
     def text(self) -> str:
         return _joined(self.content)
@@ -79,13 +149,16 @@ class Message(WireStruct):
         if (thoughts := self.reasoning_content or self.reasoning) and self.role != "assistant":
             raise Refused("reasoning_content" if self.reasoning_content else "reasoning", "only the assistant reasons")
         if self.content is None and not (self.tool_calls or thoughts):
-            raise Refused("content", "is required, as a string or a list of text parts")
+            raise Refused("content", "is required, as a string or a list of parts")
+        if self.role not in ("user", "tool") and has_images(self.content):
+            raise Refused("content", "only users and results of tools show images", UnsupportedParameter)
 
     def to_template(self) -> dict[str, Any]:
-        """As chat templates take it: content is one string, and `developer` is what they call `system`."""
+        """As chat templates take it: content is one string, or parts if images are among them, and `developer` is what
+        they call `system`."""
         message = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self._text(),
+            "content": self._content(),
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "reasoning_content": self.reasoning_content or self.reasoning,
@@ -93,7 +166,9 @@ class Message(WireStruct):
         }
         return {key: value for key, value in message.items() if value is not None}
 
-    def _text(self) -> str:
+    def _content(self) -> str | list[dict[str, Any]]:
+        if isinstance(self.content, list) and has_images(self.content):
+            return [part.to_template() for part in self.content]
         return _joined(self.content)
 
 
@@ -152,6 +227,17 @@ class ChatRequest(ReasoningRequest, kw_only=True):
 
     def conversation(self) -> list[dict[str, Any]]:
         return [message.to_template() for message in self.messages]
+
+    def images(self) -> list[ImageAsked]:
+        """In the order in which templates come to them."""
+        found = []
+        for place, message in enumerate(self.messages):
+            for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
+                if (image := part.image_url) is not None:
+                    whole = image if isinstance(image, ImageUrl) else ImageUrl(url=image)
+                    path = part.path if isinstance(part, ImagePart) else f"messages[{place}].content[{at}].image_url"
+                    found.append(ImageAsked(whole.url, whole.detail == "low", path))
+        return found
 
     def template_variables(self) -> dict[str, Any]:
         """Variables of the template besides messages and tools."""

@@ -47,7 +47,8 @@ class _Frame:
             return self._suffix
         now = self._usage_now()
         reasoning = 0 if now.completion_tokens_details is not None else None
-        before = Usage.of(now.prompt_tokens, 0, now.prompt_tokens_details.cached_tokens, reasoning)
+        prompt = now.prompt_tokens_details
+        before = Usage.of(now.prompt_tokens, 0, prompt.cached_tokens, reasoning, prompt.image_tokens)
         return b'],"usage":%b}' % encode(before)
 
     def usage(self, usage: Usage) -> bytes:

@@ -31,8 +31,9 @@ class ResponseHead(msgspec.Struct, frozen=True):
     service_tier: str | None = None  # that it was served in, where the client named one
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int
+    image_tokens: int = 0  # as vLLM and others call them; left out of a prompt without images
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -48,11 +49,16 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(
-        cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int | None = None
+        cls,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int | None = None,
+        image_tokens: int = 0,
     ) -> Usage:
         total = prompt_tokens + completion_tokens
         details = CompletionTokensDetails(reasoning_tokens) if reasoning_tokens is not None else None
-        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens), details)
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens, image_tokens), details)
 
 
 class ScoredToken(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.api import openai
 from penstock.api.decoding import Refused
+from penstock.api.openai.chat import ContentPart, image_part, joined_contents
 from penstock.api.openai.tools import FunctionCall, ToolCall
 from penstock.core.errors import UnsupportedParameter
 
@@ -35,13 +36,21 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "refusal":
+        if self.type == "input_image":
+            if self.file_id is not None:
+                raise Refused("file_id", "is not supported by this server: use image_url", UnsupportedParameter)
+            if not self.image_url:
+                raise Refused("image_url", "is required")
+        elif self.type == "refusal":
             if self.refusal is None:
                 raise Refused("refusal", "is required")
         elif self.type not in _TEXTS:
-            known = ", ".join(f"'{kind}'" for kind in _TEXTS[:2])
+            known = ", ".join(f"'{kind}'" for kind in (*_TEXTS[:2], "input_image"))
             raise Refused("type", f"only parts of type {known} are supported by this server", UnsupportedParameter)
         elif self.text is None:
             raise Refused("text", "is required")
@@ -69,6 +78,10 @@ class Item(msgspec.Struct):
         for field in _NEEDED[self.type]:
             if getattr(self, field) is None:
                 raise Refused(field, "is required")
+        shown = self.output if self.type.endswith("_output") else self.content
+        is_shown = self.type.endswith("_output") or (self.type == "message" and self.role == "user")
+        if _has_images(shown) and not is_shown:
+            raise Refused("content", "only users and results of tools show images", UnsupportedParameter)
 
     @property
     def thoughts(self) -> str:
@@ -76,11 +89,11 @@ class Item(msgspec.Struct):
         model is told none."""
         return text_of(self.content) or text_of(self.summary)
 
-    def to_message(self) -> openai.Message:
-        """The item as a message of its own."""
+    def to_message(self, path: str) -> openai.Message:
+        """The item as a message of its own; `path`: where it is in the body."""
         match self.type:
             case "message":
-                return openai.Message(role=self.role or "user", content=text_of(self.content))
+                return openai.Message(role=self.role or "user", content=content_of(self.content, f"{path}.content"))
             case "reasoning":
                 return openai.Message(role="assistant", content="", reasoning_content=self.thoughts)
             case "function_call" | "custom_tool_call":
@@ -90,7 +103,8 @@ class Item(msgspec.Struct):
                     role="assistant", content="", tool_calls=[ToolCall(id=self.call_id or "", function=call)]
                 )
             case _:
-                return openai.Message(role="tool", content=text_of(self.output), tool_call_id=self.call_id)
+                output = content_of(self.output, f"{path}.output")
+                return openai.Message(role="tool", content=output, tool_call_id=self.call_id)
 
 
 def text_of(content: Content | None) -> str:
@@ -99,11 +113,28 @@ def text_of(content: Content | None) -> str:
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 
+def content_of(content: Content | None, path: str) -> openai.Content:
+    """Text and images, as a chat has them."""
+    if isinstance(content, str) or content is None or not _has_images(content):
+        return text_of(content)
+    return [
+        ContentPart(type="text", text=part.text or part.refusal or "")
+        if part.image_url is None
+        else image_part(part.image_url, part.detail, f"{path}[{at}].image_url")
+        for at, part in enumerate(content)
+    ]
+
+
+def _has_images(content: Content | None) -> bool:
+    return isinstance(content, list) and any(part.type == "input_image" for part in content)
+
+
 def to_messages(instructions: str | None, items: Sequence[Item]) -> list[openai.Message]:
     """A conversation. What the assistant did in a row is one turn of its; so are system prompts at the beginning, and
     messages of a user in a row, since many templates take no others."""
     turns = [openai.Message(role="system", content=instructions)] if instructions else []
-    turns += [item.to_message() for item in items if item.type != "reasoning" or item.thoughts]
+    said = enumerate(items)
+    turns += [item.to_message(f"input[{at}]") for at, item in said if item.type != "reasoning" or item.thoughts]
     return [_joined(list(of_role)) for _, of_role in itertools.groupby(turns, _turn_of)]
 
 
@@ -121,7 +152,7 @@ def _joined(messages: list[openai.Message]) -> openai.Message:
     calls = [call for message in messages for call in message.tool_calls or ()]
     return openai.Message(
         role=role,
-        content=_lines(str(message.content) for message in messages),
+        content=joined_contents([message.content for message in messages if message.content]),
         tool_calls=calls or None,
         reasoning_content=_lines(message.reasoning_content or "" for message in messages) or None,
     )

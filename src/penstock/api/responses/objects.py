@@ -32,6 +32,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # of a prompt that shows images
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
@@ -46,8 +47,16 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> Usage:
-        cached, reasoning = InputTokensDetails(cached_tokens), OutputTokensDetails(reasoning_tokens)
+    def of(
+        cls,
+        prompt_tokens: int,
+        output_tokens: int,
+        cached_tokens: int = 0,
+        reasoning_tokens: int = 0,
+        image_tokens: int = 0,
+    ) -> Usage:
+        cached = InputTokensDetails(cached_tokens, image_tokens=image_tokens or msgspec.UNSET)
+        reasoning = OutputTokensDetails(reasoning_tokens)
         return cls(prompt_tokens, cached, output_tokens, reasoning, prompt_tokens + output_tokens)
 
 

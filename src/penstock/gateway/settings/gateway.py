@@ -172,6 +172,9 @@ class GatewaySettings:
     admin_tls: bool | None = setting(
         None, "the admin port with the same certificate; auto: if there is one and admin_host is not loopback"
     )
+    max_body_bytes: Annotated[int, Meta(ge=1 << 10)] = setting(
+        8 << 20, "largest request body; images in it are a third larger than their files; replicas have their own"
+    )
     max_arriving_bytes: Annotated[int, Meta(ge=16 << 20)] = setting(
         1 << 30, "what bodies of requests may take together while they arrive; one tenant's at most half of it"
     )
@@ -204,7 +207,7 @@ class GatewaySettings:
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     pipelines: list[str] = setting(
-        [], "files of pipelines: graphs of steps, each behind a model's name; see docs/pipelines.md"
+        [], "files of pipelines, beside this one: steps behind one model's name each; see docs/pipelines.md"
     )
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -19,15 +19,19 @@ import msgspec
 
 from penstock.api.anthropic import parse_messages
 from penstock.api.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from penstock.api.openai.chat import ImageAsked
 from penstock.api.openai.embeddings import parse_embedding
 from penstock.api.responses import parse_responses
 from penstock.api.tokenizer_bundle import TokenizerBundle
-from penstock.core.errors import ContextLengthExceeded, InvalidRequest
+from penstock.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from penstock.core.hashing import ROUTING_TOKENS, cache_namespace, chain_routing, routing_root
 from penstock.core.replica import UNBOUNDED
 from penstock.gateway.tokens.memo import Memo
+from penstock.images.prompt import num_placed, placed, spelled_out
+from penstock.images.reading import ImageReader, ReadImage, named
+from penstock.images.source import data_bytes, is_data
 from penstock.text.chat import ChatTemplate
-from penstock.text.prompt_encoder import kept_ids, num_kept, render
+from penstock.text.prompt_encoder import kept_ids, num_kept, render, render_with_images
 from penstock.text.tokenizer import Tokenizer
 
 _LONG = 4096  # characters; a shorter text is counted faster than its beginning is looked up
@@ -39,6 +43,12 @@ _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8
 
 # Signs that a body holds tools, or may: letters can be escaped. One after the other is ten times as fast as a pattern.
 _TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', b'_call"', b'_call_output"', rb"\u006", rb"\u007")
+
+# Likewise that it shows images, as far as a letter that is escaped is not one of the signs above.
+_IMAGE_SIGNS = (b'"image_url"', b'"input_image"', b'"image"', rb"\u006", rb"\u007")
+_MAX_PIXELS = 1 << 31  # its replica may take fewer
+# What an image is taken to have whose bytes only its replica fetches: some pixels, as images of the web do.
+_UNSEEN = (1024, 1024)
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 EMBEDDINGS, RESPONSES = b"/v1/embeddings", b"/v1/responses"
@@ -76,6 +86,8 @@ class _Vocabulary:
     max_token_bytes: int
     divider: str | None
     overhead: int
+    images: ImageReader | None  # None: the model takes none
+    placeholder_id: int  # of its images
 
 
 _vocabularies: WeakValueDictionary[str, _Vocabulary] = WeakValueDictionary()  # in use, by digest
@@ -89,6 +101,7 @@ class PromptTokenizer:
         self._tokenizer, self._template = shared.tokenizer, shared.template
         self._max_token_bytes, self._divider, self._overhead = shared.max_token_bytes, shared.divider, shared.overhead
         self._growth = shared.tokenizer.growth
+        self._images, self._placeholder_id = shared.images, shared.placeholder_id
         self.max_context = UNBOUNDED  # of its replicas, in tokens: a text that is surely longer is not tokenized
         self._vocab_size = text.vocab_size
         self._bos_token_id = text.bos_token_id
@@ -100,11 +113,16 @@ class PromptTokenizer:
     def bound(self, body: bytes) -> int:
         """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none, or where tools
         may be told of: nothing says how a template writes them."""
-        if any(sign in body for sign in _TOOL_SIGNS):
+        if any(sign in body for sign in _TOOL_SIGNS) or self.may_see(body):
             return UNBOUNDED
         if self._growth > 1 and (not body.isascii() or b"\\u" in body):
             return len(body) * self._growth + self._overhead
         return len(body) + self._overhead
+
+    @staticmethod
+    def may_see(body: bytes) -> bool:
+        """Whether a request may show images. Their bytes say nothing of their tokens."""
+        return any(sign in body for sign in _IMAGE_SIGNS)
 
     def count(self, path: bytes, body: bytes, tenant: str = "") -> int:
         """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest. `tenant`: its
@@ -169,6 +187,8 @@ class PromptTokenizer:
         namespace = cache_namespace(tenant, request.cache_salt or "")
         root = routing_root(namespace, adapter=adapter)
         keep_last, is_text = request.truncate_prompt_tokens, True
+        if isinstance(request, ChatRequest) and (asked := request.images()):
+            return self._name_seeing(request, asked, root)
         if isinstance(request, ChatRequest):
             text = render(self._template, request)
             self._checked([text])
@@ -185,6 +205,41 @@ class PromptTokenizer:
             ids = self._tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         kept = kept_ids(ids, keep_last=keep_last, bos_token_id=self._bos_token_id, param=param)
         return HashedPrompt(len(kept), tuple(chain_routing(root, kept)), _written(kept) if is_text else b"")
+
+    def _name_seeing(self, request: ChatRequest, asked: Sequence[ImageAsked], root: int) -> HashedPrompt:
+        """Its replica is sent no ids: it needs the images. Nothing is named from the first image on that only the
+        replica will see."""
+        read, unseen = self._read_images(asked)
+        text = self._text_with(request, read)
+        self._checked([text])
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        whole = placed(ids, read, self._placeholder_id)
+        keyed = whole.keyed_ids()
+        if unseen < len(read):
+            keyed = keyed[: whole.tiles[unseen][0].start]
+        return HashedPrompt(len(whole.ids), tuple(chain_routing(root, keyed)))
+
+    def _read_images(self, asked: Sequence[ImageAsked]) -> tuple[list[ReadImage], int]:
+        """Images by their headers, and the place of the first whose header is not here. Raises InvalidImage for what
+        no replica takes."""
+        if self._images is None:
+            raise UnsupportedParameter(f"{asked[0].path}: this model takes no images", param=asked[0].path)
+        found: dict[tuple[str, bool], ReadImage] = {}
+        for image in asked:
+            key = (image.url, image.is_low)
+            if key not in found:
+                with named(image.path):
+                    if is_data(image.url):
+                        found[key] = self._images.read(data_bytes(image.url, len(image.url)), is_low=image.is_low)
+                    else:
+                        found[key] = self._images.unseen(*_UNSEEN, is_low=image.is_low)
+        unseen = next((at for at, image in enumerate(asked) if not is_data(image.url)), len(asked))
+        return [found[image.url, image.is_low] for image in asked], unseen
+
+    def _text_with(self, request: ChatRequest, read: Sequence[ReadImage]) -> str:
+        assert self._images is not None
+        placeholder = self._images.placeholder
+        return spelled_out(render_with_images(self._template, request, placeholder, len(read)), read, placeholder)
 
     def _name_text(self, text: str, root: int, namespace: str) -> HashedPrompt:
         """A conversation that has grown by a turn is tokenized from where it was the last time."""
@@ -206,6 +261,10 @@ class PromptTokenizer:
     # -- counting
 
     def _count(self, request: ChatRequest | CompletionRequest, tenant: str = "") -> int:
+        if isinstance(request, ChatRequest) and (asked := request.images()):
+            read, _ = self._read_images(asked)
+            (text,) = self._checked([self._text_with(request, read)])
+            return num_placed(self._tokenizer.count([text], add_special_tokens=False)[0], read)
         if isinstance(request, ChatRequest):
             namespace = cache_namespace(tenant, request.cache_salt or "")
             (text,) = self._checked([render(self._template, request)])
@@ -255,7 +314,12 @@ def _measured(text: TokenizerBundle) -> _Vocabulary:
         reasoning_format=text.reasoning_format,
     )
     divider = tokenizer.divider(_example(template))
-    return _Vocabulary(tokenizer, template, _longest_token(tokenizer), divider, _most_overhead(tokenizer, template))
+    images, placeholder_id = None, -1
+    if text.images is not None:
+        images = ImageReader(text.images, max_pixels=_MAX_PIXELS)
+        placeholder_id = tokenizer.added_id(images.placeholder) or -1
+    longest, overhead = _longest_token(tokenizer), _most_overhead(tokenizer, template)
+    return _Vocabulary(tokenizer, template, longest, divider, overhead, images, placeholder_id)
 
 
 def _example(template: ChatTemplate) -> str:

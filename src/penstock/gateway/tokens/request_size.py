@@ -100,6 +100,7 @@ class Size:
         "_num_prompts",
         "_num_texts",
         "_path",
+        "_sees",
         "_text",
         "block_tokens",
         "choices",
@@ -129,6 +130,8 @@ class Size:
         texts = 0 if path in _GENERATES else view.num_texts
         self._num_texts = texts
         is_unmetered = path in UNMETERED
+        # Images say nothing by their bytes: a request that may show some is counted, and nothing is learnt of it.
+        self._sees = path in _GENERATES and prompt_tokenizer is not None and prompt_tokenizer.may_see(body)
         # Nothing more exact can be had.
         self.is_final = prompt_tokenizer is None or is_unmetered or (texts > 0 and path != EMBEDDINGS)
         self.choices = choices = texts or (n if path != COMPLETION else view.num_choices)
@@ -165,7 +168,7 @@ class Size:
     def is_in_doubt(self, max_input: int | None) -> bool:
         if self.is_final:
             return False
-        if max_input is not None and self.most > max_input:
+        if self._sees or (max_input is not None and self.most > max_input):
             return True
         if self._num_prompts > 1 or self._num_texts:
             return False
@@ -325,7 +328,7 @@ class Size:
         return self.output if self.exact is None else max(1, min(self.output, self.pool.most_context - self.exact))
 
     def learn(self, prompt_tokens: int) -> None:
-        if not self._num_texts:  # they say nothing about prompts
+        if not self._num_texts and not self._sees:  # they say nothing about prompts
             self.pool.tokens.learn(len(self._body), prompt_tokens)
 
 

@@ -25,7 +25,9 @@ from penstock.model.families import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
@@ -65,4 +67,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek.load,
     "kimi_k2": deepseek.load,
     "glm4_moe_lite": deepseek.load,
+    "qwen3_next": qwen3_next.load,
+    "qwen3_5_text": qwen3_5.load,
+    "qwen3_5_moe_text": qwen3_5.load,
 }

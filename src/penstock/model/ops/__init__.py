@@ -119,6 +119,26 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class DeltaSpec:
+    """The constants of one layer's gated delta rule. Heads are those that this rank has; each head of keys serves as
+    many value heads, side by side."""
+
+    place: int  # of the layer among the linear ones of its stage: where its states are
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: Tensor  # [kernel, channels] float32: queries, keys, values; the newest token last
+    decay: Tensor  # [value heads] float32: how fast each forgets
+    dt_bias: Tensor  # [value heads] float32
+    norm: Norm  # of each value head; it does not count from one
+
+    @property
+    def num_channels(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
 class Norm:
     """RMSNorm's weight, on the device in the activations' type or in float32."""
 
@@ -319,6 +339,17 @@ class Ops(Protocol):
         Returns [tokens, num_heads * head_dim].
 
         Where values are a part of keys (`spec.value_dim`) there is no v, and rows of heads are as wide as values.
+        """
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        """x * sigmoid(gates), in place where it can be"""
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        """Gated DeltaNet: a short causal convolution, the gated delta rule on each sequence's state, a gated norm.
+
+        projected is [tokens, channels + value heads * value_dim]: queries, keys, values, then the norm's gates. ba is
+        [tokens, 2 * value heads]: how much of each token is written, then how fast is forgotten, before their
+        nonlinearities. States of the batch's sequences are read and written. Returns [tokens, value heads * value_dim].
         """
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:

@@ -23,6 +23,7 @@ from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
     Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -276,6 +277,31 @@ class NativeOps:
         self.library.attention_part(self.pool, call.struct, self._batch_struct, *pointers)
         found = group.ranks.exchange(parts)
         self.library.attention_merge(self.pool, call.struct, found.data_ptr(), out.data_ptr(), tokens)
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        assert gates.stride(1) == 1
+        (m, n), out = x.shape, torch.empty_like(x)
+        ends = x.data_ptr(), gates.data_ptr(), out.data_ptr()
+        self.library.sigmoid_mul(self.pool, *ends, m, n, gates.stride(0))
+        return out
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        states = batch.states
+        assert states is not None, "a model with a recurrent state is run with its slots"
+        state, out = (
+            states.layers[spec.place],
+            projected.new_empty(len(projected), spec.num_value_heads * spec.value_dim),
+        )
+        tensors = (
+            *(projected, ba, spec.conv, spec.decay, spec.dt_bias, spec.norm.weight, state.conv, state.recurrent),
+            *(batch.query_starts, batch.positions, states.slots, out),
+        )
+        assert all(each.is_contiguous() for each in tensors)
+        served = spec.num_value_heads // spec.num_key_heads
+        sizes = batch.num_sequences, spec.num_key_heads, served, spec.key_dim, spec.value_dim, len(spec.conv)
+        pointers = (each.data_ptr() for each in tensors)
+        self.library.delta_run(self.pool, c.Delta(*pointers, None, *sizes, spec.norm.eps))
+        return out
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         program = self._programs.get(id(layers))

@@ -22,6 +22,7 @@ from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
     AttentionSpec,
     Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -34,6 +35,7 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
 from penstock.model.sequence import TokenSplit
@@ -208,6 +210,12 @@ class ReferenceOps:
         if spec.k_norm is not None:
             k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
         return rotate(q, rope, batch.positions), rotate(k, rope, batch.positions), v
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x * gates.sigmoid()
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)

@@ -32,6 +32,8 @@ class ToolFormat:
     marks: tuple[str, ...] = ()  # texts that may be special tokens of the model: they are read and not skipped
     id_characters: int | None = None  # of a call's id, if the template insists
     is_alone: bool = False  # a call is a message of its own: no guide says where in an answer one may stand
+    # Earlier turns as the template takes them, where it wants them in another form than others; None: as they are.
+    retold: Callable[[Sequence[Message]], list[Message]] | None = None
 
     def parser(self, tools: Sequence[Tool], most: int | None = None) -> CallParser:
         texts = {tool.name: tool.text_arguments() for tool in tools}
@@ -69,6 +71,8 @@ class ToolFormat:
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """With ids that the template accepts: those of another server's calls may be longer."""
+        if self.retold is not None:
+            messages = self.retold(messages)
         return [self._with_short_ids(message) for message in messages] if self.id_characters else list(messages)
 
     def spelled_out(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
@@ -82,8 +86,7 @@ class ToolFormat:
             found.append({"role": "system", "content": listed})
         for is_result, turns in groupby(messages, lambda message: message["role"] == "tool"):
             if is_result:
-                results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in turns]
-                found.append({"role": "user", "content": "\n".join(results)})
+                found.append({"role": "user", "content": _results([message["content"] for message in turns])})
             else:
                 found += map(self._without_calls, turns)
         return found
@@ -112,6 +115,18 @@ class ToolFormat:
         if re.fullmatch(f"[A-Za-z0-9]{{{self.id_characters}}}", given):
             return given
         return _short(blake2b(given.encode(errors="replace"), digest_size=12).digest(), self.id_characters)
+
+
+def _results(contents: Sequence[str | list[Message]]) -> str | list[Message]:
+    """Results of tools as a user would tell them; in parts where images are among them."""
+    if all(isinstance(content, str) for content in contents):
+        return "\n".join(f"<tool_response>\n{content}\n</tool_response>" for content in contents)
+    found: list[Message] = []
+    for at, content in enumerate(contents):
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        begin = {"type": "text", "text": ("\n" if at else "") + "<tool_response>\n"}
+        found += [begin, *parts, {"type": "text", "text": "\n</tool_response>"}]
+    return found
 
 
 def _short(digest: bytes, num_characters: int) -> str:

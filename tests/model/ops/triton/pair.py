@@ -41,6 +41,7 @@ class Heads:
     cap: float | None = None
     in_chunks: bool = False
     value_dim: int | None = None  # values are a part of keys
+    has_sinks: bool = False
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
@@ -57,6 +58,8 @@ class Heads:
             cap=self.cap,
             in_chunks=self.in_chunks,
             value_dim=self.value_dim,
+            # Around the scores' size, far below it and far above.
+            sinks=torch.randn(self.num_heads, device=DEVICE) * 6 if self.has_sinks else None,
         )
 
 

@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.errors import ConfigError
 from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
     Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -51,12 +52,14 @@ from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
 from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.linear_attention.delta import delta_rule
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 from penstock.model.sequence import TokenSplit
 
 if TYPE_CHECKING:
@@ -118,11 +121,9 @@ class TritonOps:
         is_part: bool = False,
         activation: Activation = "silu",
     ) -> ExpertLinears:
-        if activation != "silu":
-            raise ModelUnsupported("experts with a clamped SwiGLU run on a CPU only")
-        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
+        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight, Mxfp4Weight)
         keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
-        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps)
+        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps, activation)
         return replace(stacks, is_part=is_part)
 
     def route(
@@ -260,6 +261,12 @@ class TritonOps:
         assert step is not None, "a step must begin first"
         assert step.batch is batch, "another step was begun"
         return step
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return (x * gates.float().sigmoid()).to(x.dtype)
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)

@@ -46,6 +46,15 @@ def nothing_yet(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
+def sinks_alone(sinks_ptr, head, has_sink, DIM: tl.constexpr):
+    """Rows that have met their head's sink and no key yet: a score that has its share of the weights, and no value. Of
+    all that is joined for a row, one state has it (`has_sink` [rows]); the others have seen nothing."""
+    acc, total, highest = nothing_yet(head.shape[0], DIM)
+    sinks = tl.load(sinks_ptr + head, mask=has_sink, other=0.0) * 1.4426950408889634  # in powers of two
+    return acc, tl.where(has_sink, 1.0, total), tl.where(has_sink, sinks, highest)
+
+
+@triton.jit
 def capped(scores, CAP: tl.constexpr):
     """Scores in powers of two, kept within CAP, which is not: cap * tanh(score / cap)."""
     IN_TWOS: tl.constexpr = CAP * 1.4426950408889634

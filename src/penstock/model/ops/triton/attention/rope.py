@@ -40,6 +40,7 @@ class Shape:
     precision: str  # of products
     place: int = 0  # of every `ranks` blocks of a sequence, the one that is kept here
     ranks: int = 1
+    has_sinks: bool = False  # here: of ranks that share out tokens, the first counts them
 
     @classmethod
     def of(cls, spec: AttentionSpec, kv: LayerKV, dtype: torch.dtype) -> Shape:
@@ -56,6 +57,7 @@ class Shape:
             precision="ieee" if dtype is torch.float32 else "tf32",
             place=kv.tokens.place,
             ranks=kv.tokens.size,
+            has_sinks=spec.sinks is not None and kv.tokens.place == 0,
         )
 
     @property
