@@ -67,6 +67,8 @@ class GGUFDescription:
             family = "mixtral"
         elif family == "llama" and self._key("attention.sliding_window"):
             family = "mistral"
+        if self._key("rope.dimension_sections"):
+            raise self.unsupported("its heads turn with images (rope.dimension_sections)")
         has_experts = any(".ffn_gate_exps." in name for name in self._file.tensors)
         if has_experts != (FAMILY_FILES[family].experts is not None):
             raise self.unsupported("it is a mixture of experts whose experts do not lie stacked (ffn_gate_exps)")

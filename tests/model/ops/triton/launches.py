@@ -153,6 +153,7 @@ def launch_all() -> None:
         attention(Heads(8, 2, 128), HALF, 64, FP8)
         attention(Heads(4, 4, 96, cap=1.5), HALF, 16, FP8)
     attention(Heads(4, 2, 32, window=40), HALF, 16)
+    attention(Heads(4, 2, 32, window=64, in_chunks=True), HALF, 16)
     attention(Heads(64, 8, 64, has_sinks=True), HALF, 64)
     attention(Heads(8, 2, 64), torch.float32, 64)
     attention(Heads(128, 1, 576, value_dim=512), HALF, 64)
@@ -160,6 +161,7 @@ def launch_all() -> None:
     attention(Heads(16, 1, 576, value_dim=512), torch.float32, 64)
     sequence_parts(Heads(8, 2, 128), HALF, 64, FP8 if capability() >= (8, 9) else None)
     sequence_parts(Heads(4, 2, 32, window=40, norm=True), HALF, 16)
+    sequence_parts(Heads(4, 2, 32, window=64, in_chunks=True), HALF, 16)
     sequence_parts(Heads(8, 2, 64), torch.float32, 16)
     sequence_parts(Heads(8, 2, 64, has_sinks=True), HALF, 16, place=0)
     for name in CONFIGS:
