@@ -10,7 +10,7 @@ PART ?= 1/1
 # Tests start hundreds of processes, and each would compile penstock anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-flaky test-gpu test-thorough check format bench bench-cpu bench-gateway test-peers test-peers-vllm test-kubernetes test-ray test-nixl test-parallel drills console dist lock clean
+.PHONY: install serve test test-flaky test-gpu gpu-packages test-thorough check format bench bench-cpu bench-gateway test-peers test-peers-vllm test-kubernetes test-ray test-nixl test-parallel drills console dist lock clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,9 @@ test-flaky: $(VENV)/.installed-dev  ## the tests again and again beside a load, 
 
 test-gpu:  ## PART=1/2 PYTHON=python3: what needs a GPU, with what that Python has; nothing is installed
 	$(PYTHON) -m tools.gpu_tests --part $(PART) $(FILES)
+
+gpu-packages: $(VENV)/.installed-dev  ## what test-gpu needs beside torch, for a machine that can install nothing; PYTHON_VERSION=3.12
+	$(BIN)/python -m tools.gpu_tests.packages --python $(or $(PYTHON_VERSION),3.12)
 
 test-thorough: $(VENV)/.installed-dev  ## the property tests, each with ten times as many examples
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n 2

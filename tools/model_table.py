@@ -15,7 +15,8 @@ from penstock.hub.families import FAMILY_FILES, FamilyFiles
 
 GPU = "h100"
 CONTEXT_TOKENS = 32_768  # of KV cache that a deployment must have at the least
-_WEIGHTS = ("bfloat16", "fp8", "int4")
+_WEIGHTS = ("bfloat16", "fp8", "int4", "mxfp4")
+_AS_LLAMA = ("mistral", "mixtral")  # in GGUF
 _RANKS = (1, 2, 4, 8)
 
 
@@ -31,29 +32,46 @@ def models_page() -> str:
         *(_family(name, files) for name, files in FAMILY_FILES.items()),
         *(f"| {name} | encoders: vectors, no texts | | | |" for name in ENCODERS),
         "\n## Memory\n",
-        "Weights in GB of 10⁹ bytes, the embedding and the head in bf16; KV cache in KiB for each token, as if no "
-        f"layer had a window. The last columns: how many GPUs of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, "
-        f"what a step works in, and a KV cache of {CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
-        "| shape | family | parameters | active | bf16 | fp8 | int4 | KV, bf16 | KV, fp8 | GPUs, bf16 | fp8 | int4 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "Weights in GB of 10⁹ bytes, the embedding and the head in bf16, of a model that comes in mxfp4 all but the "
+        "experts; KV cache in KiB for each token, as if no layer had a window, and in MB the recurrent state of each "
+        f"running sequence. The last columns: how many GPUs of {gpu.memory_gib:.0f} GiB ({gpu.name}) hold weights, "
+        "recurrent states of 256 sequences and 32 snapshots, what a step works in, and a KV cache of "
+        f"{CONTEXT_TOKENS:,} tokens in bf16, with tensor parallelism.\n",
+        "| shape | family | parameters | active | bf16 | fp8 | int4 | mxfp4 | KV, bf16 | KV, fp8 | state | GPUs, bf16 "
+        "| fp8 | int4 | mxfp4 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_shape(name, config, gpu) for name, config in SHAPES.items() if name != "tiny"),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _family(name: str, files: FamilyFiles) -> str:
-    gguf = "as `llama`" if files.gguf_name is None else f"`{files.gguf_name}`"
+    gguf = f"`{files.gguf_name}`" if files.gguf_name else "as `llama`" if name in _AS_LLAMA else "not read"
     windows = "" if files.windows in ("never", "refused") else files.windows
     return f"| {name} | `{files.hf_class}` | {gguf} | {windows} | {'yes' if files.experts is not None else ''} |"
 
 
 def _shape(name: str, config: ModelConfig, gpu: Gpu) -> str:
-    sizes = [f"{ModelBytes(config, Formats(weights)).stored_bytes / 1e9:,.1f}" for weights in _WEIGHTS]
-    kv = [f"{ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token / 1024:,.0f}" for kv in ("bfloat16", "fp8")]
+    sizes = [_size(config, weights) for weights in _WEIGHTS]
+    formats = ("bfloat16",) if config.latent is not None else ("bfloat16", "fp8")  # latents are not made small
+    kv = [f"{ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token / 1024:,.0f}" for kv in formats]
+    kv += [""] * (2 - len(kv))
     active = "" if config.experts is None else _billions(config.num_active_parameters)
+    state = f"{config.state_bytes / 1e6:,.1f}" if config.state_bytes else ""
     counts = [_num_gpus(config, gpu, weights) for weights in _WEIGHTS]
-    cells = [f"`{name}`", config.architecture, _billions(config.num_parameters), active, *sizes, *kv, *counts]
+    cells = [f"`{name}`", config.architecture, _billions(config.num_parameters), active, *sizes, *kv, state, *counts]
     return f"| {' | '.join(cells)} |"
+
+
+def _comes_in(config: ModelConfig, weights: str) -> bool:
+    """Or can be made so while it is loaded."""
+    return weights != "mxfp4" or config.quantization == weights
+
+
+def _size(config: ModelConfig, weights: str) -> str:
+    if not _comes_in(config, weights):
+        return ""
+    return f"{ModelBytes(config, Formats(weights)).stored_bytes / 1e9:,.1f}"
 
 
 def _billions(count: int) -> str:
@@ -61,6 +79,8 @@ def _billions(count: int) -> str:
 
 
 def _num_gpus(config: ModelConfig, gpu: Gpu, weights: str) -> str:
+    if not _comes_in(config, weights):
+        return ""
     for ranks in _RANKS:
         try:
             memory = memory_of(config, gpu, formats=Formats(weights), parallelism=Parallelism(tp=ranks))

@@ -27,6 +27,7 @@ from penstock.core.errors import all_errors
 from penstock.core.settings import Settings, TelemetrySettings
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
+from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.settings import FleetSettings, PoolSettings, Schedule, SpotSettings
 from penstock.gateway.batches.settings import BatchSettings
 from penstock.gateway.endpoint_picker.settings import EndpointPickerSettings
@@ -38,6 +39,7 @@ from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
+from penstock.observe.tensor_catalog import OWN as TENSOR_CATALOG
 from penstock.observe.vllm_catalog import VLLM_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
@@ -62,8 +64,10 @@ def config_page() -> str:
             )
         lines.append("")
     lines.append("`telemetry`: as of a gateway, below; in the file only.\n")
+    models = ["\n## Of several models\n", "`penstock serve --models models.yaml`: [its page](../several-models.md).\n"]
+    models += _table({"": ModelsSettings, "models.NAME.": ModelEntry})
     fleet = ["\n## Of a fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
-    return "\n".join([*lines, *_gateway_settings(), *fleet, *_table(FLEET_GROUPS), ""])
+    return "\n".join([*lines, *_gateway_settings(), *models, *fleet, *_table(FLEET_GROUPS), ""])
 
 
 FLEET_GROUPS: dict[str, Any] = {
@@ -154,6 +158,7 @@ def metrics_page() -> str:
     for title, catalog in (
         ("Of a replica", CATALOG),
         ("Of its device", DEVICE_CATALOG),
+        ("Of a replica whose models take tensors, beside requests and texts", TENSOR_CATALOG),
         ("Of a gateway", GATEWAY_CATALOG),
         ("Of WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
         ("Of a gateway's watch", WATCH_CATALOG),

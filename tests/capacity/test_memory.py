@@ -60,6 +60,15 @@ def test_all_experts_of_a_mixture_are_in_memory_however_few_a_step_reads(shape: 
     assert ModelBytes(SHAPES[shape]).read_bytes_of(1) < memory.weight_bytes / 2
 
 
+@pytest.mark.parametrize(("shape", "gb"), [("gpt-oss-20b", 13.75), ("gpt-oss-120b", 65.17)])
+def test_experts_in_mxfp4_take_a_quarter_and_all_else_stays_wide(shape: str, gb: float) -> None:
+    """One card of 80 GB holds the larger one, with a cache."""
+    model = ModelBytes(SHAPES[shape], Formats("mxfp4"))
+    assert model.stored_bytes / 1e9 == pytest.approx(gb, abs=0.01)
+    assert model.read_bytes_of(1) < model.stored_bytes / 2
+    assert kv_tokens_that_fit(SHAPES[shape], hardware()["h100"], formats=Formats("mxfp4")) > 100_000
+
+
 def test_a_cache_of_integers_has_a_scale_for_each_head() -> None:
     config = SHAPES["llama8b"]
     wide, small = (ModelBytes(config, Formats(kv=kv)).kv_bytes_per_token for kv in ("bfloat16", "int8"))
@@ -74,3 +83,13 @@ def test_ranks_that_share_out_tokens_have_room_for_as_many_times_as_many() -> No
     assert shared.weight_bytes == copied.weight_bytes
     assert shared.kv_tokens == pytest.approx(4 * copied.kv_tokens, rel=0.01), "but for what a step takes more"
     assert shared.kv_bytes == pytest.approx(copied.kv_bytes, rel=0.01)
+
+
+def test_recurrent_states_take_of_the_room_for_keys_and_values() -> None:
+    hybrid = SHAPES["qwen3.5-35b-a3b"]
+    alone, together = (memory_of(hybrid, H200, parallelism=Parallelism(tp)) for tp in (1, 2))
+    assert alone.state_bytes == (256 + 32 + 1) * hybrid.state_bytes
+    assert together.state_bytes == alone.state_bytes // 2, "heads are split"
+    few = memory_of(hybrid, H200, max_num_seqs=32)
+    assert few.kv_bytes - alone.kv_bytes >= alone.state_bytes - few.state_bytes > 0
+    assert memory_of(SHAPES["llama8b"], H200).state_bytes == 0

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.capacity.rank_share import rank_config
 from penstock.capacity.shapes import SHAPES, shape, shape_from_numbers
+from penstock.capacity.splitting import split_obstacle
 from penstock.core.errors import ConfigError
+from penstock.core.parallelism import Parallelism
 
 
 @pytest.mark.parametrize(
@@ -23,10 +26,27 @@ def test_a_shape_has_as_many_parameters_as_its_model(name: str, billions: float)
     assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-@pytest.mark.parametrize(("name", "billions", "active"), [("mixtral-8x7b", 46.7, 12.9), ("qwen3-30b-a3b", 30.5, 3.35)])
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("qwen3-30b-a3b", 30.5, 3.35),
+        ("deepseek-v2-lite", 15.7, 2.66),  # both tables counted: without the embedding 2.4
+        ("deepseek-v3", 671, 37.55),
+        ("kimi-k2", 1026, 32.86),
+    ],
+)
 def test_a_mixture_has_many_parameters_and_few_of_them_active(name: str, billions: float, active: float) -> None:
     assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
     assert SHAPES[name].num_active_parameters / 1e9 == pytest.approx(active, rel=0.005)
+
+
+def test_a_token_of_deepseek_v3_is_one_latent_and_one_key_in_each_layer() -> None:
+    config = SHAPES["deepseek-v3"]
+    assert config.kv_bytes_per_token(2) == 70_272 == 61 * (512 + 64) * 2
+    ranks = rank_config(config, Parallelism(tp=8))
+    assert (ranks.num_heads, ranks.kv_bytes_per_token(2)) == (16, 70_272)  # every rank keeps all of it
+    assert split_obstacle(config, Parallelism(tp=8, sp=2), None) is not None
 
 
 def test_a_shape_can_be_given_in_numbers() -> None:

@@ -213,3 +213,20 @@ def test_what_works_with_sp_is_told_with_it() -> None:
     told = told_obstacle(shape, Parallelism(tp=4, sp=2))
     assert told is not None
     assert told.endswith("Numbers of ranks that work with sp 2: 2, 6, 12")
+
+
+def test_a_recurrent_state_is_split_by_heads_and_never_by_tokens() -> None:
+    hybrid = SHAPES["qwen3-next-80b-a3b"]
+    assert splits_over(hybrid, 4) == Parallelism(tp=4), "copies of two heads of keys, and no sharing of tokens"
+    assert "each follows from the one before" in str(split_obstacle(hybrid, Parallelism(tp=4, sp=2)))
+    assert hybrid.linear is not None
+    few = replace(hybrid, linear=replace(hybrid.linear, num_key_heads=2, num_value_heads=4))
+    assert "2 heads of linear attention cannot be split over 4 ranks" in str(split_obstacle(few, Parallelism(tp=4)))
+
+
+def test_groups_of_experts_in_mxfp4_are_not_cut() -> None:
+    """Where they would be, whole experts are shared out."""
+    config = SHAPES["gpt-oss-20b"]
+    assert splits_over(config, 2) == Parallelism(tp=2)
+    assert splits_over(config, 4) == Parallelism(tp=4, ep=4)
+    assert "720 for each, and groups of 32" in str(split_obstacle(config, Parallelism(tp=4)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +21,9 @@ import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.cli.tiny_model import TINY_CONTEXT, write_tiny_model
 from tests.sdk import Unverified
 from tests.template import engine_of, forking
-from tests.text.small import byte_level, load
 from tests.waiting import eventually
 
 __all__ = ["MODEL", "TINY_CONTEXT", "RealServer", "eventually", "real_server", "tiny_server", "write_tiny_model"]
@@ -34,21 +33,9 @@ MODEL = "smollm2"
 FORMAT = ("--dtype", "bfloat16", "--quant", "none")
 PATIENCE_S = 300  # of a client, on a busy machine
 
-TINY_CONTEXT = 1 << 16  # tokens: a stream of so many surely runs until somebody ends it
-TINY = {
-    "model_type": "llama",
-    "vocab_size": 600,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": TINY_CONTEXT,
-    "eos_token_id": 2,
-}
 # KV blocks leave the device for host memory and disk while copying one is faster than computing it. In a model of this
 # shape computing takes many times as long, so that this is so on a busy machine too.
 SLOW = {"hidden_size": 256, "intermediate_size": 2048, "num_key_value_heads": 1}
-TEMPLATE = "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 
 
 @dataclass
@@ -112,9 +99,13 @@ class RealServer:
 
 
 @contextlib.contextmanager
-def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator[RealServer]:
-    """`forks`: its engine and ranks are forked from the tests' template; else each is executed."""
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", model, *FORMAT, "--port", "0", *flags]
+def real_server(
+    *flags: str, model: str | None = MODEL, forks: bool = True, of_engine: Sequence[str] = FORMAT
+) -> Iterator[RealServer]:
+    """`model`: None: the flags name some. `forks`: its engine and ranks are forked from the tests' template; else each
+    is executed. `of_engine`: more flags, that not all models take."""
+    named = [] if model is None else [model]
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", *named, *of_engine, "--port", "0", *flags]
     environment = os.environ | (forking() if forks else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     assert process.stdout is not None
@@ -127,7 +118,7 @@ def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator
         banner = "".join(lines)
         found = re.search(r"https?://[^\s/,]+", banner)
         assert found is not None
-        yield RealServer(process, found.group(), banner, Path(model).name)
+        yield RealServer(process, found.group(), banner, Path(model or "").name)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -141,10 +132,3 @@ def real_server(*flags: str, model: str = MODEL, forks: bool = True) -> Iterator
 def tiny_server(directory: Path, *flags: str, forks: bool = True) -> contextlib.AbstractContextManager[RealServer]:
     """A server of the random model in `directory`: for tests in which no text has to make sense."""
     return real_server("--load", "dummy", "--dtype", "float32", *flags, model=str(directory), forks=forks)
-
-
-def write_tiny_model(directory: Path, **config: object) -> None:
-    """The files of a model without weights; its vocabulary is larger than its tokenizer's, as many models have it."""
-    (directory / "config.json").write_text(json.dumps({**TINY, **config}))
-    (directory / "tokenizer.json").write_text(load(byte_level()).to_json())
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))

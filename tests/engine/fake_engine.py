@@ -65,6 +65,7 @@ class Options(msgspec.Struct):
     overlaps: bool = False
     routing_tokens: int = 0
     is_guided: bool = False  # with the small tokenizer's vocabulary
+    special: tuple[str, ...] = ()  # special tokens that it has besides
     are_guides_quick: bool = True
     max_loras: int = 0
     max_cpu_loras: int = 4
@@ -238,7 +239,7 @@ def _guides(options: Options) -> Guides:
     from tests.text.walking import vocabulary
 
     # How quick a guide is decides in which pieces its forced tokens come, and a busy machine would decide it anew.
-    return guides.Guides(vocabulary(), quick_s=math.inf if options.are_guides_quick else 0.0)
+    return guides.Guides(vocabulary(options.special), quick_s=math.inf if options.are_guides_quick else 0.0)
 
 
 def serve_forks(control: socket.socket) -> None:
@@ -265,7 +266,7 @@ def serve_forks(control: socket.socket) -> None:
         engine_socket, exit_pipe = descriptors
         options = msgspec.json.decode(encoded, type=Options)
         if options.is_guided:
-            _load_guides()
+            _load_guides(options.special)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         process_id = os.fork()
         if process_id == 0:
@@ -281,12 +282,12 @@ def serve_forks(control: socket.socket) -> None:
         control.sendall(process_id.to_bytes(4, "little"))
 
 
-def _load_guides() -> None:
+def _load_guides(special: tuple[str, ...]) -> None:
     """Before the fork: numpy and a vocabulary take longer than all the rest."""
     from penstock.engine import guides  # noqa: F401
     from tests.text.walking import vocabulary
 
-    vocabulary()
+    vocabulary(special)
 
 
 def _run_and_exit(options: Options, engine_socket: int) -> NoReturn:

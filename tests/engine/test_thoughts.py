@@ -17,6 +17,7 @@ from penstock.core.thinking import Thinking
 from penstock.engine.guides import Guides
 from penstock.sched.guiding import TokenGuide
 from penstock.text.reasoning import FORMATS, AnswerParser
+from penstock.text.reasoning.harmony import END, TO_CALL
 from penstock.text.tools.parts import Text, Thought
 from tests.engine.expecting import engine, read
 from tests.engine.test_guided_drafts import run
@@ -180,6 +181,17 @@ def test_channels_of_harmony_are_kept_to_a_budget_and_the_final_one_to_the_guide
     assert thought
     assert is_person(person)
     assert said(found).count("<|channel|>final<|message|>") == 1
+
+
+@pytest.mark.parametrize("budget", [None, 4, 0])
+def test_a_guide_may_begin_within_the_header_of_a_call(guides: Guides, budget: int | None) -> None:
+    """As where a call must come: what is forced ends before the function's name."""
+    end = "<|start|>assistant<|channel|>analysis<|message|>"
+    wanted = request(Guide("regex", "(f|g) json"), thinking=Thinking("harmony", end, budget, ids(END), ids(TO_CALL)))
+    found = said(answer(wanted, 4, guides, write=[] if budget is not None else ids(f"Hm.{END}")))
+    thought, _, call = found.partition(f"{END}{TO_CALL}")
+    assert call.removesuffix("</s>") in ("f json", "g json")
+    assert budget is None or len(ids(thought)) >= budget
 
 
 def test_channels_without_a_guide_may_be_thoughts_again_and_end_at_once(guides: Guides) -> None:

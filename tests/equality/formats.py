@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.model.quantized import Weight, joined, plain
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.weights import Quantize
-from penstock.quant import e4m3, integers
+from penstock.quant import e4m3, integers, mxfp4
 from tests.model.ops.low_bit import grouped, per_channel
 
 Kept = Callable[[Tensor], Weight]
@@ -41,6 +41,7 @@ FORMATS: dict[str, Kept] = {
     "int8": lambda weight: integers.grouped(weight, 8),
     "w8a8": per_channel,
     "fp8": e4m3.quantized,
+    "MXFP4": mxfp4.quantized,
 }
 
 

@@ -12,9 +12,13 @@ from torch import Tensor
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request, TokenLogprobs
 from penstock.kv.cache import KVCache
+from penstock.kv.states import StateSlots
 from penstock.model.batch import Batch
 from penstock.model.layers import CausalLM
 from penstock.model.ops import AttentionSpec, LayerKV, Ops
+from penstock.model.shard import Shard
+from penstock.model.stages import Stage
+from penstock.model.states import state_shape
 from penstock.model.vision import VisionEncoder
 from penstock.runner.images import ImageTable
 from penstock.runner.lora import RunnerAdapters
@@ -26,7 +30,7 @@ from penstock.sched.lora import AdapterSlots
 from penstock.sched.plan import StepPlan
 from penstock.sched.scheduler import Scheduler
 from penstock.sched.sequence import Sequence as LiveSequence
-from tests.model.paged import kv_shape
+from tests.model.paged import kv_shape, soiled_states
 
 MAX_STEPS = 2000
 
@@ -73,7 +77,14 @@ class InProcess:
         """`guess`: drafts for a sequence that decodes. `image_tokens`: whose embeddings are kept, and
         `step_image_tokens` that are encoded in a step."""
         budget = StepBudget(chunk_tokens, target_s=None, floor=block_size)
-        self.cache = KVCache(num_blocks, block_size, share_prefixes=share_prefixes, host_blocks=host_blocks)
+        shape = state_shape(model.config, Shard(), Stage())
+        self.cache = KVCache(
+            num_blocks,
+            block_size,
+            share_prefixes=share_prefixes,
+            host_blocks=host_blocks,
+            states=StateSlots(max_num_seqs, 4, min_tokens=block_size) if shape is not None else None,
+        )
         images = ImageSlots(image_tokens, step_image_tokens) if encoder is not None else None
         self.scheduler = Scheduler(
             self.cache, budget, max_num_seqs=max_num_seqs, adapters=AdapterSlots(num_slots), images=images
@@ -85,7 +96,8 @@ class InProcess:
         if encoder is not None:
             columns = encoder.config.levels * model.config.hidden_size
             table = ImageTable(encoder, image_tokens, columns, ops.activation_dtype)
-        self._runner = ModelRunner(self._model, ops, kv, adapters, mover, images=table)
+        states = soiled_states(shape, max_num_seqs + 4, ops.device) if shape is not None else []
+        self._runner = ModelRunner(self._model, ops, kv, adapters, mover, images=table, states=states)
         self._steps = 0
         self._guess = guess
         self.num_copies = 0  # blocks copied before they were written
@@ -139,6 +151,6 @@ class InProcess:
 def soiled(kv: list[LayerKV]) -> list[LayerKV]:
     """Blocks are reused, so a fresh cache is no special case: fill it with numbers that show when they are read."""
     for layer in kv:
-        for cache in (layer.keys, layer.values):
+        for cache in layer.caches:
             cache.view(torch.uint8).fill_(0x42)  # 48.5 in every format
     return kv

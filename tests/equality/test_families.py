@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -56,9 +57,10 @@ def make_ops(name: str) -> Ops:
         pytest.skip(str(error))
 
 
+OTHERS = re.compile(r"moe|llama4|next|qwen3\.5")
 # Every family on the native kernels. The torch reference runs one of them: how requests are batched does not know the
 # family, and `tests/model` holds the reference's numbers of each. The fast minute has those that came first.
-FIRST = [name for name in CONFIGS if name.startswith(("llama", "mistral", "qwen")) and "moe" not in name]
+FIRST = [name for name in CONFIGS if name.startswith(("llama", "mistral", "qwen")) and not OTHERS.search(name)]
 PAIRS = [
     pytest.param(("reference", "llama"), id="reference-llama"),
     *(
@@ -68,8 +70,14 @@ PAIRS = [
 ]
 
 
-# Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed.
-SHARING = pytest.mark.parametrize("pair", [("reference", "llama"), ("native", "qwen2")], indirect=True, ids="-".join)
+# Whose blocks are shared with whom is the same for every family: one on each kind of kernels, one of them windowed, and
+# the one whose cache is of another form.
+SHARED_PAIRS = [
+    pytest.param(("reference", "llama"), id="reference-llama"),
+    pytest.param(("native", "qwen2"), id="native-qwen2"),
+    pytest.param(("native", "deepseek-v3"), id="native-deepseek-v3", marks=pytest.mark.slow),
+]
+SHARING = pytest.mark.parametrize("pair", SHARED_PAIRS, indirect=True)
 
 
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)

@@ -3,6 +3,7 @@ files; alone, and all of them in one model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
 from penstock.model.quantized import Weight, plain
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Quantize
+from penstock.quant import mxfp4
 from penstock.quant.job import quantize
 from penstock.quant.opened import as_met
 from penstock.quant.recipe import make_recipe
 from tests import devices
 from tests.devices import NEEDS_SPEED
 from tests.equality.formats import FORMATS, Kept, in_turn
+from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 
 DEVICE, DTYPE = torch.device(devices.DEVICE), torch.bfloat16
@@ -105,6 +108,15 @@ def test_a_model_with_all_formats_in_turn_says_what_their_numbers_say() -> None:
     """More layers, so that every format comes in more than one place."""
     config = ModelConfig("llama", 320, 128, 192, 8, 4, 2, 32, 256)
     check(RandomCheckpoint(config), in_turn(), tolerance=0.03)
+
+
+@NEEDS_SPEED
+def test_gpt_oss_with_experts_in_mxfp4_says_what_their_numbers_say() -> None:
+    """Every token has all experts: rounding changes nobody's choice."""
+    known = CONFIGS["gpt-oss"]
+    assert known.experts is not None
+    config = replace(known, experts=replace(known.experts, count=4, per_token=4))
+    check(RandomCheckpoint(config), lambda weight: mxfp4.quantized(plain(weight)), tolerance=0.03)
 
 
 @NEEDS_SPEED

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from penstock.core.model_config import ModelConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.loading import random_model
@@ -14,6 +15,7 @@ from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from tests.equality.inprocess import InProcess
 from tests.equality.test_invariance import CONFIG
+from tests.equality.test_more_invariance import MODELS
 
 
 def requests() -> list[Request]:
@@ -29,13 +31,20 @@ def requests() -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize("host_blocks", [5, 200])
-def test_answers_are_the_same_to_the_bit(host_blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("host_blocks", "config"),
+    [
+        pytest.param(5, CONFIG, id="5"),
+        pytest.param(200, CONFIG, id="200"),
+        pytest.param(200, MODELS["latents"], id="200 latents", marks=pytest.mark.slow),
+    ],
+)
+def test_answers_are_the_same_to_the_bit(host_blocks: int, config: ModelConfig) -> None:
     try:
         ops = NativeOps("float32", threads=1)
     except KernelsUnavailable as reason:
         pytest.skip(str(reason))
-    model = random_model(CONFIG, ops)
+    model = random_model(config, ops)
     # Without a cache that anybody shares, with one on the device alone, and with both.
     plain = InProcess(model, ops, num_blocks=200, share_prefixes=False)
     small = InProcess(model, ops, num_blocks=20, max_num_seqs=3)

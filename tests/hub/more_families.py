@@ -15,11 +15,16 @@ from safetensors.numpy import load_file
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GraniteConfig,
     MixtralConfig,
+    Olmo2Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from tests.hub.families import SHAPE, Tensors, interleave, random_model
@@ -51,6 +56,13 @@ MORE: dict[str, PreTrainedConfig] = {
         },
     ),
     "phi3": Phi3Config(**_SHAPE, **_IDS),
+    "glm4": Glm4Config(**_SHAPE, **_IDS, head_dim=32),
+    "granite": GraniteConfig(
+        **_SHAPE, embedding_multiplier=3.0, attention_multiplier=0.25, residual_multiplier=0.5, logits_scaling=1.5
+    ),
+    "olmo2": Olmo2Config(**_SHAPE, **_IDS),
+    "olmoe": OlmoeConfig(**_SHAPE, **_IDS, num_experts=4, num_experts_per_tok=2),
+    "smollm3": SmolLM3Config(**(_SHAPE | {"num_hidden_layers": 4}), **_IDS, tie_word_embeddings=False),
     "phi4": Phi3Config(**_SHAPE, **_IDS, rope_parameters=_LONG, original_max_position_embeddings=32),
 }
 _ARCHITECTURES = {
@@ -60,6 +72,11 @@ _ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
 
 
@@ -114,6 +131,11 @@ def _add_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -125,10 +147,11 @@ def _add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if config.model_type != "phi3":
+    if config.model_type not in ("phi3", "glm4"):
         return
     part = rope["partial_rotary_factor"]
-    writer.add_rope_dimension_count(int(part * config.hidden_size // config.num_attention_heads))
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(part * head_dim))
     if rope["rope_type"] == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_attn_factors((1 + np.log(256 / 32) / np.log(32)) ** 0.5)
@@ -154,7 +177,7 @@ def _stacked(tensors: Tensors) -> Tensors:
 
 
 def _converted(name: str, values: Any, config: PreTrainedConfig) -> Any:
-    if config.model_type == "mixtral" and (".q_proj." in name or ".k_proj." in name):
+    if config.model_type in ("mixtral", "granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         return interleave(values, heads)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):

@@ -49,8 +49,8 @@ def test_a_repository_that_is_not_there_is_named(hub: LocalHub) -> None:
 
 
 def test_a_family_with_other_experts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="deepseek_v3"):
-        read_config(write(tmp_path / "config.json", model_type="deepseek_v3", n_routed_experts=8))
+    with pytest.raises(ModelUnsupported, match="ernie4_5_moe"):
+        read_config(write(tmp_path / "config.json", model_type="ernie4_5_moe", moe_num_experts=8))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 8), (4, 3)])

@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
-from penstock.model.batch import Batch
+from penstock.model.batch import Batch, BatchStates, LayerState
 from penstock.model.layers import CausalLM
 from penstock.model.ops import KVShape, LayerKV, Ops
 from penstock.model.sequence import TokenSplit
+from penstock.model.shard import Shard
+from penstock.model.stages import Stage
+from penstock.model.states import StateShape, state_shape
+
+NUM_STATES = 8  # slots of recurrent states
 
 
 @dataclass
@@ -24,6 +29,7 @@ class PagedSequence:
     token_ids: list[int]
     blocks: list[int] = field(default_factory=list)
     computed: int = 0  # how many of the tokens the cache already holds
+    state_slot: int = 1  # where its recurrent state lies, if it has one
 
 
 def make_batch(
@@ -68,14 +74,18 @@ class PagedDriver:
         num_blocks: int = 64,
         seed: int = 0,
         tokens: TokenSplit = TokenSplit(),  # noqa: B008 (frozen)
+        shard: Shard = Shard(),  # noqa: B008 (frozen)
     ) -> None:
-        """`tokens`: those that this rank's cache keeps of a sequence, in blocks of `block_size`."""
+        """`tokens`: those that this rank's cache keeps of a sequence, in blocks of `block_size`. `shard`: the rank."""
         self.model = model
         self.ops = ops
         self.block_size = block_size * tokens.size
         whole = kv_shape(model.config, num_blocks, block_size)
         shape = replace(whole, num_kv_heads=model.spec.num_kv_heads, tokens=tokens)
         self.kv: list[LayerKV] = ops.allocate_kv(shape)
+        shape_of_state = state_shape(model.config, shard, Stage())
+        self.states = soiled_states(shape_of_state, NUM_STATES, ops.device) if shape_of_state else []
+        self._next_state = 0
         # Block 0 stays free: it pads the tables, and nobody may read it.
         self._free = random.Random(seed).sample(range(1, num_blocks), num_blocks - 1)
 
@@ -84,13 +94,14 @@ class PagedDriver:
     ) -> PagedSequence:
         """A new sequence; its first `blocks` blocks may be another's, already computed."""
         shared = shares.blocks[:blocks] if shares else []
-        return PagedSequence(list(token_ids), list(shared), len(shared) * self.block_size)
+        self._next_state = self._next_state % NUM_STATES + 1
+        return PagedSequence(list(token_ids), list(shared), len(shared) * self.block_size, self._next_state)
 
     def step(self, work: Sequence[tuple[PagedSequence, int]], *, every_row: bool = False) -> Tensor:
         for sequence, count in work:
             while len(sequence.blocks) * self.block_size < sequence.computed + count:
                 sequence.blocks.append(self._free.pop())
-        batch = make_batch(work, device=self.ops.device, every_row=every_row)
+        batch = with_states(make_batch(work, device=self.ops.device, every_row=every_row), work, self.states)
         with torch.inference_mode():
             logits = self.model(batch, self.kv).float()
         for sequence, count in work:
@@ -114,4 +125,24 @@ class PagedDriver:
 
 
 def kv_shape(config: ModelConfig, num_blocks: int, block_size: int) -> KVShape:
-    return KVShape(config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    heads = config.num_kv_heads, config.head_dim
+    return KVShape(config.num_attention_layers, num_blocks, block_size, *heads, value_dim=config.cached_value_dim)
+
+
+def soiled_states(shape: StateShape, num_slots: int, device: torch.device) -> list[LayerState]:
+    """Slots are reused: what is in them shows when it is read."""
+    states = shape.allocate(num_slots, device)
+    for layer in states:
+        layer.conv.fill_(48.5)
+        layer.recurrent.fill_(48.5)
+    return states
+
+
+def with_states(batch: Batch, work: Sequence[tuple[PagedSequence, int]], states: Sequence[LayerState]) -> Batch:
+    """The batch of a model that may have recurrent states."""
+    if not states:
+        return batch
+    slots = torch.tensor(
+        [sequence.state_slot for sequence, _ in work], dtype=torch.int32, device=batch.positions.device
+    )
+    return replace(batch, states=BatchStates(slots, states))

@@ -33,7 +33,33 @@ class Pair:
 
 
 # What these bring is also in one of the others.
-SLOW = ("mixtral", "qwen3-moe", "phi3", "phi4")
+SLOW = (
+    "mixtral",
+    "qwen3-moe",
+    "phi3",
+    "phi4",
+    "deepseek-v2",
+    "deepseek-v2-groups",
+    "glm-4.7-flash",
+    "llama4-dense",
+    "glm",
+    "glm4",
+    "granite",
+    "granite-moe",
+    "granite-4",
+    "granite-4-nope",
+    "olmo2",
+    "olmoe",
+    "exaone4",
+    "exaone4-small",
+    "seed-oss",
+    "smollm3",
+    "dots1",
+    "ernie4.5",
+    "ministral3",
+    "qwen3-next",
+    "qwen3.5-moe",
+)
 PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CONFIGS]
 
 
@@ -44,8 +70,9 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    """Keys of linear attention are made as long as one another: where they were short, rounding is larger."""
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, theirs, atol=5e-4, rtol=1e-4)
 
 
 def test_whole_prompt_at_once(pair: Pair) -> None:
@@ -61,7 +88,10 @@ def test_mixed_batch_with_a_shared_prefix(pair: Pair) -> None:
     driver = pair.driver(block_size=4)
     first = driver.sequence(PROMPT)
     driver.step([(first, 20)])
-    twin = driver.sequence(PROMPT[:12] + OTHER, shares=first, blocks=3)  # computes nothing of its first 12 tokens
+    # It computes nothing of its first 12 tokens, unless its layers have states that nobody kept.
+    twin = driver.sequence(PROMPT[:12] + OTHER, shares=first, blocks=0 if pair.ours.config.linear else 3)
+    if pair.ours.config.linear:
+        driver.step([(twin, 12)])
     fresh = driver.sequence(OTHER)
     expected_first, expected_twin, expected_fresh = map(pair.expected, (first.token_ids, twin.token_ids, OTHER))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import Experts, LatentAttention, LinearAttention, ModelConfig
 from penstock.core.tokenizer_source import TokenizerMetadata
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.families import FAMILY_FILES
@@ -20,6 +20,7 @@ from penstock.model.random_weights import MAX_DRAWN_BY_CPU, RandomCheckpoint
 from tests.model.paged import PagedDriver
 from tests.model.tiny import ArrayCheckpoint
 
+LATENT = LatentAttention(rank=24, query_rank=20, plain_dim=12, rotary_dim=8, value_dim=10)
 TINY = ModelConfig("llama", 256, 64, 96, 3, 4, 2, 16, 128)
 
 
@@ -72,6 +73,10 @@ def test_random_model_of_every_family_runs(architecture: str) -> None:
     ops = ReferenceOps()
     experts = Experts(4, 2, 32, shared_intermediate_size=16) if FAMILY_FILES[architecture].experts else None
     config = replace(TINY, architecture=architecture, windows=(4, None, 4), local_rope_theta=100.0, experts=experts)
+    if FAMILY_FILES[architecture].has_latents:
+        config = replace(config, num_kv_heads=1, head_dim=LATENT.cached_dim, latent=LATENT)
+    if FAMILY_FILES[architecture].has_linear_attention:
+        config = replace(config, output_gate=True, linear=LinearAttention((0, 2), 2, 4, 8, 16, 4))
     model = random_model(config, ops)
     logits = PagedDriver(model, ops, block_size=4).prefill(list(range(20)))
     assert logits.shape == (20, 256)

@@ -26,7 +26,7 @@ from penstock.model.ops.reference import ReferenceOps
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.model.weights import Site
 from tests.model.lora import ATTENTION, merged, write_adapter
-from tests.model.paged import PagedDriver, make_batch
+from tests.model.paged import PagedDriver, make_batch, with_states
 from tests.model.tiny import CONFIGS, ArrayCheckpoint, StateDictCheckpoint, hf_model
 
 CONFIG = ModelConfig(
@@ -73,7 +73,8 @@ def logits_of(model: AdaptedModel, ops: Ops, work: list[tuple[list[int], int | N
     for sequence in sequences:
         while len(sequence.blocks) * 4 < len(sequence.token_ids):
             sequence.blocks.append(driver._free.pop())
-    batch = make_batch([(s, len(s.token_ids)) for s in sequences], every_row=True)
+    lengths = [(s, len(s.token_ids)) for s in sequences]
+    batch = with_states(make_batch(lengths, every_row=True), lengths, driver.states)
     rows: dict[int, list[int]] = {}
     start = 0
     for prompt, slot in work:

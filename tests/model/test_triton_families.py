@@ -16,7 +16,21 @@ from tests.devices import DEVICE, matrix, slow
 from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 
-SAME_WAYS = {"qwen3-moe", "phi3", "phi4-long"}  # as others go, when they are interpreted
+# As others go, when they are interpreted.
+SAME_WAYS = {
+    "qwen3-moe",
+    "qwen3-next",
+    "phi3",
+    "phi4-long",
+    "deepseek-v2",
+    "glm4",
+    "glm4-moe",
+    "granite-moe",
+    "olmo2",
+    "olmoe",
+    "exaone4",
+    "ministral3",
+}
 
 
 @pytest.mark.parametrize("family", matrix(list(CONFIGS), [slow(name) for name in CONFIGS if name not in SAME_WAYS]))

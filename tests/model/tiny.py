@@ -10,19 +10,43 @@ import torch
 from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeSharedConfig,
+    Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from penstock.core.model_config import ModelConfig, RopeScaling
@@ -72,6 +96,48 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 32,
 }
+LLAMA4: dict[str, Any] = {
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 5,
+    "attention_chunk_size": 8,
+    "no_rope_layer_interval": 2,
+    "floor_scale": 6,
+    "attn_scale": 0.4,
+}
+MINISTRAL = {**YARN, "truncate": True, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}
+MINISTRAL |= {"original_max_position_embeddings": 16}
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.5,
+}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16}
+GLM_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+DEEPSEEK_YARN = {**YARN, "truncate": True, "mscale": 0.8, "mscale_all_dim": 1.3}
+LATENTS: dict[str, Any] = {
+    **{name: value for name, value in (SHAPE | EXPERTS).items() if name != "head_dim"},
+    "num_key_value_heads": 4,
+    "n_routed_experts": 9,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
+LATENTS_OF_GLM = {name: value for name, value in LATENTS.items() if name != "first_k_dense_replace"}
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SHAPE),
     "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
@@ -93,6 +159,77 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gpt-oss": GptOssConfig(
         **SHAPE, num_local_experts=6, num_experts_per_tok=3, sliding_window=6, rope_parameters=YARN
     ),
+    "llama4": Llama4TextConfig(**SHAPE, **LLAMA4, rope_parameters=LLAMA3_ROPE),
+    "llama4-dense": Llama4TextConfig(
+        **(SHAPE | {"num_hidden_layers": 3}), **LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False
+    ),
+    "granite": GraniteConfig(**SHAPE, **GRANITE, tie_word_embeddings=True),
+    "granite-moe": GraniteMoeConfig(**SHAPE, **GRANITE, num_local_experts=5),
+    "granite-moe-shared": GraniteMoeSharedConfig(
+        **SHAPE, **GRANITE, num_local_experts=5, num_experts_per_tok=3, shared_intermediate_size=40
+    ),
+    "granite-4": GraniteMoeHybridConfig(
+        **SHAPE,
+        **GRANITE,
+        **MAMBA,
+        num_local_experts=0,
+        shared_intermediate_size=80,
+        layer_types=["full_attention"] * 2,
+        position_embedding_type="rope",
+    ),
+    "granite-4-nope": GraniteMoeHybridConfig(
+        **SHAPE, **GRANITE, **MAMBA, num_local_experts=4, layer_types=["full_attention"] * 2
+    ),
+    "olmo2": Olmo2Config(**SHAPE, **SPECIAL),
+    "olmo3": Olmo3Config(
+        **(SHAPE | {"num_hidden_layers": 4, "num_key_value_heads": 4}),
+        **SPECIAL,
+        sliding_window=6,
+        rope_parameters={
+            "full_attention": {**YARN, "truncate": True},  # it looks for this beside the kinds of layers
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "olmoe": OlmoeConfig(**SHAPE, **SPECIAL, num_experts=6, num_experts_per_tok=2),
+    "ministral3": Ministral3Config(**SHAPE, rope_parameters=MINISTRAL),
+    "smollm3": SmolLM3Config(
+        **(SHAPE | {"num_hidden_layers": 3}), **SPECIAL, no_rope_layers=[1, 0, 1], tie_word_embeddings=True
+    ),
+    "seed-oss": SeedOssConfig(**SHAPE),
+    "ernie4.5": Ernie4_5Config(**SHAPE),
+    "exaone4": Exaone4Config(**(SHAPE | {"num_hidden_layers": 3}), sliding_window=6, sliding_window_pattern=2),
+    "exaone4-small": Exaone4Config(**SHAPE, sliding_window=None, layer_types=["full_attention"] * 2),
+    "minimax-m2": MiniMaxM2Config(**SHAPE, num_local_experts=6, num_experts_per_tok=3, rope_parameters=PARTIAL_ROPE),
+    "dots1": Dots1Config(
+        **(SHAPE | EXPERTS),
+        n_routed_experts=6,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
+    ),
+    "glm": GlmConfig(**SHAPE, **SPECIAL),
+    "glm4": Glm4Config(**SHAPE, **SPECIAL),
+    "glm4-moe": Glm4MoeConfig(**(SHAPE | EXPERTS), **GLM_EXPERTS, attention_bias=True, use_qk_norm=True),
+    "deepseek-v2": DeepseekV2Config(**LATENTS, q_lora_rank=None, n_shared_experts=2),
+    "deepseek-v2-groups": DeepseekV2Config(
+        **LATENTS,
+        q_lora_rank=40,
+        topk_method="group_limited_greedy",
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters=DEEPSEEK_YARN,
+    ),
+    "deepseek-v3": DeepseekV3Config(**LATENTS, q_lora_rank=40, n_group=3, topk_group=2, rope_parameters=DEEPSEEK_YARN),
+    "glm-4.7-flash": Glm4MoeLiteConfig(**LATENTS_OF_GLM, q_lora_rank=40, rope_interleave=False),
+    "qwen3-next": Qwen3NextConfig(**(SHAPE | EXPERTS | LINEAR), num_experts=6, shared_expert_intermediate_size=40),
+    "qwen3.5": Qwen3_5TextConfig(**(SHAPE | LINEAR), attention_bias=True),
+    "qwen3.5-moe": Qwen3_5MoeTextConfig(
+        **(SHAPE | EXPERTS | LINEAR | {"num_hidden_layers": 4, "layer_types": None}),
+        num_experts=7,
+        shared_expert_intermediate_size=40,
+    ),
 }
 
 
@@ -102,6 +239,9 @@ def hf_model(name: str) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 or name.endswith("bias"):  # norms start at one and biases at zero: make them count
             torch.nn.init.normal_(parameter, mean=float(parameter.mean()), std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     return model
 
 
@@ -183,8 +323,8 @@ class StateDictCheckpoint(ArrayCheckpoint):
 
     def __init__(self, model: PreTrainedModel) -> None:
         config, tensors = model_config(model.config), {n: tensor.numpy() for n, tensor in model.state_dict().items()}
-        if config.experts is not None:
-            names = FAMILY_FILES[config.architecture].experts
+        names = FAMILY_FILES[config.architecture].experts
+        if config.experts is not None or (names is not None and names.stacked):
             with TemporaryDirectory() as directory:
                 model.save_pretrained(directory)
                 if names is not None and names.stacked:

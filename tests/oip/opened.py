@@ -16,7 +16,7 @@ from penstock.http.server import App, BodyGate, Server, bound_socket
 from penstock.oip.calls import Calls, CanServe
 from penstock.oip.over_grpc import GrpcPort, OverGrpc
 from penstock.oip.over_http import OverHttp
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 from tests.waiting import GIVE_UP_S
 
 MAX_BODY_BYTES = 8 << 20
@@ -49,12 +49,13 @@ def opened(
     can_serve: CanServe | None = None,
     clock: TimerClock = LOOP_CLOCK,
     tensors: TensorCalls | None = None,
+    repository: RepositoryCalls | None = None,
     **where: Any,
 ) -> Iterator[Ports]:
     """`clock`: of the gRPC port, `where`: more of its settings."""
 
     async def start() -> tuple[OverGrpc, Server, int]:
-        calls = Calls(app, gate, can_serve, max_body_bytes=MAX_BODY_BYTES, tensors=tensors)
+        calls = Calls(app, gate, can_serve, max_body_bytes=MAX_BODY_BYTES, tensors=tensors, repository=repository)
         grpc = OverGrpc(calls, GrpcPort("127.0.0.1", 0, **where), clock)
         await grpc.listen()
         front = OverHttp(app, calls, gate)

@@ -341,3 +341,38 @@ def test_numpy_shapes_that_are_no_texts_are_refused(client: tuple[Any, Any]) -> 
         given.set_data_from_numpy(np.full(shape, b"x", dtype=np.object_))
         with pytest.raises(InferenceServerException, match="text_input has the shape"):
             asked.infer(NAME, [given])
+
+
+def test_a_server_of_one_model_has_an_index_and_loads_and_unloads_nothing(client: tuple[Any, Any]) -> None:
+    asked, kind = client
+    index = asked.get_model_repository_index(**({"as_json": True} if kind is tritonclient.grpc else {}))
+    (model,) = index["models"] if kind is tritonclient.grpc else index
+    assert (model["name"], model["version"], model["state"]) == (NAME, "1", "READY")
+    for call in (asked.load_model, asked.unload_model):
+        with pytest.raises(InferenceServerException, match="neither loaded nor unloaded here"):
+            call(NAME)
+    with pytest.raises(InferenceServerException, match="config: models and their settings come from"):
+        asked.load_model(NAME, config="{}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "index", b'{"ready": "yes"}', 400),
+        ("POST", "index", b'{"all": true}', 400),
+        ("POST", f"models/{NAME}/load", b"{", 400),
+        ("POST", f"models/{NAME}/load", b'{"parameters": {"file:1/model.onnx": "eA=="}}', 400),
+        ("GET", "index", None, 405),
+        ("GET", f"models/{NAME}/unload", None, 405),
+        ("POST", f"models/{NAME}/start", None, 404),
+        ("POST", "models//load", None, 404),
+    ],
+)
+def test_what_is_wrong_with_a_repository_call_is_said(
+    ports: Ports, method: str, path: str, body: bytes | None, status: int
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", ports.http)
+    with contextlib.closing(connection):
+        connection.request(method, f"/v2/repository/{path}", body)
+        answer = connection.getresponse()
+        assert (answer.status, "error" in json.loads(answer.read())) == (status, True)

@@ -30,6 +30,7 @@ from tests.hub import fp8_checkpoints, integer_checkpoints
 from tests.hub.families import SHAPE as HF_SHAPE
 from tests.hub.families import random_model, tensors_of, write_gguf
 from tests.hub.gguf_random import BLOCKS
+from tests.hub.mxfp4_checkpoints import write_mxfp4
 from tests.model.family_configs import CONFIGS, SHAPE
 from tests.runner.clients import Clients, one_after_the_other, serve
 from tests.runner.devices import end_ranks
@@ -81,10 +82,16 @@ def fp8(layout: str) -> Callable[[Path], Path]:
     return write
 
 
+def mxfp4(path: Path) -> Path:
+    write_mxfp4(path)
+    return path
+
+
 FORMATS = {
     **{f"GGUF {name}": Format(gguf(name)) for name in (*BLOCKS, "F16", "BF16")},
     **{name: Format(integers(name)) for name in integer_checkpoints.LAYOUTS},
     **{f"FP8, {name}": Format(fp8(name)) for name in fp8_checkpoints.LAYOUTS},
+    "MXFP4": Format(mxfp4, CONFIGS["gpt-oss"]),
     **{
         f"{'mixture, ' * (config is MIXTURE)}{quant}": Format(None, config, (("quant", quant),), tie)
         for config in (DENSE, MIXTURE)
@@ -114,6 +121,8 @@ SELECTED = [
     ("W8A16", "pp=2"),
     ("FP8, fp8, static", "tp=4"),
     ("FP8, compressed-tensors, a scale per row", "pp=2"),
+    ("MXFP4", "tp=2"),
+    ("MXFP4", "tp=2 ep=2"),
     ("int4", "tp=2 pp=2"),
     ("w8a8", "tp=2"),
     ("mixture, int8", "tp=2 ep=2"),

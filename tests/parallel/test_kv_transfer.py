@@ -11,8 +11,9 @@ from typing import Literal
 import pytest
 from tools.kv_transfer_gpu.engines import EngineProcess
 
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
-from tests.model.family_configs import SHAPE
+from tests.model.family_configs import CONFIGS, SHAPE
 from tests.template import forked
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,9 @@ Mover = Literal["auto", "tcp"]
 
 
 @contextmanager
-def engines(*layouts: dict[str, int], mover: Mover = "auto") -> Iterator[list[EngineProcess]]:
+def engines(
+    *layouts: dict[str, int], mover: Mover = "auto", config: ModelConfig = SHAPE
+) -> Iterator[list[EngineProcess]]:
     settings = [
         EngineSettings(
             device="cpu",
@@ -38,7 +41,7 @@ def engines(*layouts: dict[str, int], mover: Mover = "auto") -> Iterator[list[En
         for layout in layouts
     ]
     with forked():
-        started = [EngineProcess(SHAPE, each) for each in settings]
+        started = [EngineProcess(config, each) for each in settings]
         for each in started:
             each.wait_ready()
     try:
@@ -49,13 +52,19 @@ def engines(*layouts: dict[str, int], mover: Mover = "auto") -> Iterator[list[En
 
 
 @pytest.mark.parametrize(
-    ("layout", "mover"),
-    [({"tp": 2}, "auto"), ({"tp": 2}, "tcp"), ({"pp": 2}, "auto"), ({"tp": 2, "sp": 2}, "auto")],
+    ("layout", "mover", "family"),
+    [
+        ({"tp": 2}, "auto", "llama"),
+        ({"tp": 2}, "tcp", "llama"),
+        ({"pp": 2}, "auto", "llama"),
+        ({"tp": 2, "sp": 2}, "auto", "llama"),
+        ({"tp": 2}, "auto", "deepseek-v3"),  # each rank has all of what a token is kept as
+    ],
     ids=str,
 )
-def test_blocks_of_all_ranks_are_pulled(layout: dict[str, int], mover: Mover) -> None:
+def test_blocks_of_all_ranks_are_pulled(layout: dict[str, int], mover: Mover, family: str) -> None:
     dice = random.Random(1)
-    with engines(layout, layout, mover=mover) as (puller, lender):
+    with engines(layout, layout, mover=mover, config=CONFIGS.get(family, SHAPE)) as (puller, lender):
         for number, length in enumerate((40, 150, 33)):
             prompt = dice.choices(range(SHAPE.vocab_size), k=length)
             prefills = number % 2 == 0  # else it was asked before

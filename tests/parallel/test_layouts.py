@@ -41,17 +41,27 @@ SELECTED = [
     ("phi3", "tp=2"),
     ("mixtral", "tp=2 pp=2 ep=2"),
     ("qwen2-moe", "tp=2 ep=2"),
+    ("deepseek-v2", "tp=2 pp=2"),
+    ("deepseek-v3", "tp=2"),
+    ("deepseek-v3", "tp=2 ep=2"),
     ("llama, tied and biased", "tp=4 sp=2"),
     ("llama, three heads of keys", "tp=2 sp=2"),
     ("gemma2", "tp=4 sp=4"),
     ("mistral", "tp=2 pp=2 sp=2"),
     ("qwen3-moe", "tp=2 ep=2 sp=2"),
+    ("llama4", "tp=2 pp=2 ep=2"),
+    ("olmo3", "tp=2 pp=2"),
+    ("minimax-m2", "tp=2 ep=2 sp=2"),
+    ("qwen3-next", "tp=2 ep=2"),
+    ("qwen3.5", "tp=2 pp=2"),
 ]
 NUM_BLOCKS = 16  # too few for all that is open
 
 
 def is_possible(family: str, layout: str) -> bool:
     if "ep" in layout and FAMILIES[family].experts is None:
+        return False
+    if "sp" in layout and (FAMILIES[family].latent is not None or FAMILIES[family].linear is not None):
         return False
     return not (family == "llama, three heads of keys" and "tp=4" in layout)
 

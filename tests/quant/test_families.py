@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from penstock.core.errors import ModelUnsupported
 from penstock.hub.gguf import GGUFCheckpoint
 from penstock.hub.hf import HFCheckpoint
 from penstock.hub.quantized_directory import QuantizedDirectory
@@ -22,16 +23,26 @@ from penstock.quant.job import quantize
 from penstock.quant.layerwise import rounded
 from penstock.quant.quality import judged, walked
 from penstock.quant.recipe import METHODS, MethodName, make_recipe
+from penstock.quant.walk import LAYERS, check_family
 from tests.hub.more_families import MORE, write_gguf
 from tests.hub.more_families import saved as saved_arrays
+from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 from tests.quant.runs import CPU, Killed, Runs, run, tokens, walk
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
+QUANTIZED = [name for name, config in MORE.items() if config.model_type in LAYERS]
+
+
+def test_a_family_that_cannot_be_quantized_is_refused_by_name() -> None:
+    with pytest.raises(ModelUnsupported, match="'olmo2' cannot be quantized here"):
+        check_family(CONFIGS["olmo2"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", MORE)
+@pytest.mark.parametrize("family", QUANTIZED)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_directory_holds_the_model_it_was_made_of(family: str, method: MethodName, runs: Runs) -> None:
     original, made, before = runs.original(family), runs.made(family, method), runs.before(family)

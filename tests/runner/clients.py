@@ -14,6 +14,7 @@ from penstock.engine.messages import Abort, FromEngine, RebalanceAnswer, StepRep
 from penstock.engine.ports import Guides
 from penstock.kv.cache import KVCache
 from penstock.kv.host import HostBlocks
+from penstock.kv.states import StateSlots
 from penstock.runner.assemble import Assembly
 from penstock.sched.budget import StepBudget
 from penstock.sched.images import ImageSlots
@@ -120,7 +121,9 @@ def serve(
     """The engine's own loop over the assembled runner, with so many of its blocks, until all is answered. What is on
     the host is always worth fetching. `vision`: of a model that is sent images."""
     assert num_blocks <= assembly.size.num_blocks
-    cache = KVCache(num_blocks, assembly.limits.block_size)
+    num_states, num_snapshots = assembly.limits.max_num_seqs, assembly.limits.state_snapshots
+    states = StateSlots(num_states, num_snapshots, min_tokens=4) if assembly.state_bytes else None
+    cache = KVCache(num_blocks, assembly.limits.block_size, states=states)
     if assembly.size.host_blocks:  # they come after all of the device's, whether those are used or not
         cache.pool.host = HostBlocks(
             assembly.size.host_blocks, assembly.size.num_blocks, block_size=assembly.limits.block_size
@@ -146,3 +149,4 @@ def serve(
     assert not scheduler.has_work
     assert cache.pool.num_free == num_blocks, "a block is still held"
     assert not cache._pending, "a block is still announced"
+    assert cache.states is None or cache.states.num_free == num_states, "a recurrent state is still held"

@@ -24,10 +24,13 @@ from penstock.core.sampling import SamplingParams, keyed_uniform
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.loading import load_model
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.shard import Shard
+from penstock.model.stages import Stage
+from penstock.model.states import state_shape
 from penstock.runner.sampler import reshape, truncates
 from penstock.sched.plan import SampleSpec
 from tests.equality.reference import MARGIN, assert_logprobs
-from tests.model.paged import PagedSequence, kv_shape, make_batch
+from tests.model.paged import PagedSequence, kv_shape, make_batch, with_states
 from tests.runner.clients import Answer, Clients
 
 BLOCK_SIZE = 16
@@ -41,12 +44,15 @@ class Judge:
         self._model = load_model(checkpoint, self._ops)
         self._blocks = list(range(-(-longest // BLOCK_SIZE)))
         self._kv = self._ops.allocate_kv(kv_shape(checkpoint.config, len(self._blocks), BLOCK_SIZE))
+        shape = state_shape(checkpoint.config, Shard(), Stage())
+        self._states = shape.allocate(1, self._ops.device) if shape is not None else []
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """What the reference thinks before each token of `output`, [output, vocabulary], on the CPU."""
         sequence = PagedSequence([*prompt, *output[:-1]], self._blocks)
-        batch = make_batch([(sequence, len(sequence.token_ids))], device=self._ops.device, every_row=True)
+        work = [(sequence, len(sequence.token_ids))]
+        batch = with_states(make_batch(work, device=self._ops.device, every_row=True), work, self._states)
         batch = replace(batch, logit_rows=batch.logit_rows[len(prompt) - 1 :])
         with sdpa_kernel(SDPBackend.MATH):  # others may round more than float32 does
             return self._model(batch, self._kv).cpu()

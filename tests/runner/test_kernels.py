@@ -16,6 +16,7 @@ from penstock.model.ops.build import KernelsUnavailable, build_kernels
 from penstock.model.ops.formats import BATCH_WEIGHTS, Format
 from penstock.model.ops.native import NativeOps
 from penstock.quant import quant_of
+from penstock.quant.mxfp4 import quantized
 from penstock.runner.kernels import Kernels, choose_kernels
 from tests.runner.small import CONFIG
 
@@ -117,3 +118,15 @@ def test_without_native_kernels_one_line_says_why_and_that_it_is_slow(
         "no native CPU kernels: the model runs on torch, several times slower: "
         "the C compiler /bin/false failed: it ended with status 1 and said nothing"
     ]
+
+
+def test_experts_in_mxfp4_are_kept_wherever_there_are_kernels(choose: Choose, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where that is not faster: it is what makes such a model fit."""
+    found = choose(timed(WIDE, 1), timed(FOUR, 4), timed(EIGHT, 9), stored="mxfp4")
+    assert (found.quant, kept(found)) == ("mxfp4", [4])
+    weight = quantized(torch.randn(4, 32))
+    assert found.quantize(weight) is weight
+    assert not caplog.records
+    wide = choose(timed(WIDE, 1), stored="mxfp4", dtype="float32")
+    assert (wide.quant, kept(wide)) == ("none", [])
+    assert "experts are widened from MXFP4 to float32, which takes 0.0 GB instead of 0.0" in caplog.text

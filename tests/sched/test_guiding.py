@@ -10,6 +10,7 @@ from penstock.core.request import FinishReason, Request, TokenEvent
 from penstock.core.sampling import SamplingParams
 from penstock.engine.fake import FakeRunner
 from penstock.kv.cache import KVCache
+from penstock.kv.states import StateSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.guiding import Follow
 from penstock.sched.plan import StepPlan
@@ -51,9 +52,18 @@ class Script:
 
 
 class Bench:
-    def __init__(self, *, overlaps: bool = False, num_blocks: int = 64, max_num_seqs: int = 8, chunk: int = 32) -> None:
+    def __init__(
+        self,
+        *,
+        overlaps: bool = False,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        chunk: int = 32,
+        recurrent: bool = False,
+    ) -> None:
         self.overlaps = overlaps
-        cache = KVCache(num_blocks, BLOCK)
+        states = StateSlots(max_num_seqs, 2, min_tokens=BLOCK) if recurrent else None
+        cache = KVCache(num_blocks, BLOCK, states=states)
         budget = StepBudget(chunk, target_s=None, floor=BLOCK)
         self.scheduler = Scheduler(cache, budget, max_num_seqs=max_num_seqs)
         self.runner = FakeRunner(num_blocks, BLOCK, vocab_size=VOCAB, overlaps=overlaps)

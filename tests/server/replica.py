@@ -149,7 +149,7 @@ class Replica:
 
 
 @cache
-def tokenizer() -> Tokenizer:
+def small_tokenizer() -> Tokenizer:
     return small.load(small.byte_level())
 
 
@@ -170,6 +170,7 @@ def serving(
     restores: dict[str, str] | None = None,
     generates: bool = True,
     template: str = CHAT,
+    tokenizer: Tokenizer | None = None,
     may_return: threading.Event | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     images: ServedImages | None = None,
@@ -179,7 +180,7 @@ def serving(
     """`mount`: puts another application in front of the replica's, in the event loop; `restores`: it begins like
     `penstock serve`, with these adapters and those of an earlier life; `may_return`: when an engine that died may;
     `sleep`: before it is started again."""
-    words = tokenizer()
+    words = tokenizer or small_tokenizer()
     vocab_size = words.vocab_size
     options = {"vocab_size": vocab_size} | options
     clock = MonotonicClock()

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.image_processor import ImageProcessorConfig
 from penstock.core.settings import ServerSettings
 from penstock.server.served_model import ServedImages
-from tests.server.replica import Replica, serving, tokenizer
+from tests.server.replica import Replica, serving, small_tokenizer
 
 PLACEHOLDER = "<think>"  # any token of its own will do
 TEMPLATE = (
@@ -34,7 +34,7 @@ PROCESSOR = ImageProcessorConfig(
 @contextlib.contextmanager
 def seeing(settings: ServerSettings | None = None, *, max_tokens: int = 400, **options: Any) -> Iterator[Replica]:
     """`max_tokens`: of an image."""
-    placeholder_id = tokenizer().added_id(PLACEHOLDER)
+    placeholder_id = small_tokenizer().added_id(PLACEHOLDER)
     assert placeholder_id is not None
     images = ServedImages(PROCESSOR, placeholder_id, max_tokens)
     with serving(settings, template=TEMPLATE, images=images, **{"image_tokens": 400} | options) as found:

@@ -7,17 +7,16 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from penstock.core.settings import ServerSettings
 from penstock.http.asgi import AsgiApp
-from penstock.tensors import loading
 from penstock.tensors.replica import TensorReplica
-from penstock.tensors.repository import ModelDirectory
 from tests.oip.opened import Ports, opened
 from tests.waiting import GIVE_UP_S
 
@@ -48,20 +47,23 @@ def call(ports: Ports, method: str, path: str, body: object = None, **headers: s
 
 
 @contextlib.contextmanager
-def serving(directory: ModelDirectory, settings: ServerSettings | None = None) -> Iterator[Served]:
+def serving(
+    path: Path, settings: ServerSettings | None = None, paths: Callable[[], Mapping[str, Path]] | None = None
+) -> Iterator[Served]:
+    """`path`: of a model; `paths`: of several, instead."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def start() -> TensorReplica:
-        replica = TensorReplica(directory.name, settings or ServerSettings(), 0)
-        loaded = await asyncio.to_thread(loading.load, directory)
-        replica.open(loading.serve(directory.name, loaded, observer=replica.recorder), {"load": 0.1})
+        replica = TensorReplica(path.stem, settings or ServerSettings(), 0, paths or (lambda: {path.stem: path}))
+        await replica.repository.load_all()
+        replica.open({"load": 0.1})
         return replica
 
     try:
         replica = asyncio.run_coroutine_threadsafe(start(), loop).result(GIVE_UP_S)
-        with opened(loop, AsgiApp(replica), tensors=replica) as ports:
+        with opened(loop, AsgiApp(replica), tensors=replica, repository=replica) as ports:
             yield Served(replica, ports)
             ports.run(replica.stop())
     finally:

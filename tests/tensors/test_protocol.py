@@ -16,8 +16,6 @@ from tritonclient.utils import InferenceServerException
 
 from penstock.gateway.settings.gateway import ModelSettings as PoolSettings
 from penstock.oip.tensor_relay import TensorRelay
-from penstock.tensors.model_settings import settings_of
-from penstock.tensors.repository import ModelDirectory
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.oip.opened import Ports, opened
 from tests.oip.triton import Stream
@@ -26,22 +24,23 @@ from tests.tensors.serving import Served, call, serving
 from tests.waiting import eventually
 
 NAME, RENAMED = "classifier", "sorter"
+SETTINGS = """
+name: "classifier"
+backend: "onnxruntime"
+max_batch_size: 8
+version_policy: { all { } }
+dynamic_batching { preferred_batch_size: [ 4 ], priority_levels: 2, default_priority_level: 2 }
+"""
 ROWS = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = tmp_path_factory.mktemp(NAME)
-    versions = {number: save_classifier(path / str(number) / "model.onnx", seed=number) for number in (1, 2)}
-    settings = settings_of(
-        {
-            "max_batch_size": 8,
-            "dynamic_batching": {"preferred_batch_size": [4], "priority_levels": 2},
-            "version_policy": {"all": {}},
-        },
-        "test",
-    )
-    with serving(ModelDirectory(NAME, settings, versions, path)) as found:
+    path = tmp_path_factory.mktemp("models") / NAME
+    for number in (1, 2):
+        save_classifier(path / str(number) / "model.onnx", seed=number)
+    (path / "config.pbtxt").write_text(SETTINGS)
+    with serving(path) as found:
         yield found
 
 
@@ -161,7 +160,7 @@ def test_stream_answers_each_request(place: tuple[Ports, str]) -> None:
 def test_texts_and_small_numbers_pass_through(tmp_path: Path) -> None:
     path = save_echo(tmp_path / "echo.onnx", {"text": TensorProto.STRING, "half": TensorProto.FLOAT16})
     texts, halves = np.array([[b"a", "ü".encode()]], object), np.array([[0.5, 1.5]], np.float16)
-    with serving(ModelDirectory("echo", settings_of({}, ""), {1: path}, tmp_path)) as served:
+    with serving(path) as served:
         for kind, client in (
             (tritonclient.grpc, served.ports.grpc_client),
             (tritonclient.http, served.ports.http_client),
@@ -193,6 +192,8 @@ def test_metrics_health_and_report(served: Served) -> None:
     assert served.call("GET", "/v1/models/nobody")[0] == 404
     report = served.call("GET", "/v1/penstock/snapshot")[1]
     assert (report["model"], report["state"], report["takes_tensors"]) == (NAME, "ready", True)
+    assert [(one[0], one[1], one[4]) for one in report["tensors"]] == [(NAME, 1, 8), (NAME, 2, 8)]
+    assert served.call("GET", "/health/deep")[0] == 200
     text = served.call("GET", "/metrics")[1].decode()
     for wanted in (
         f'penstock_tensor_requests_total{{model="{NAME}",version="2",outcome="ok"}}',
@@ -202,12 +203,12 @@ def test_metrics_health_and_report(served: Served) -> None:
         assert wanted in text
 
 
-def test_drained_replica_takes_nothing(tmp_path: Path, classifier: Path) -> None:
+def test_drained_replica_takes_nothing(classifier: Path) -> None:
     asked = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-    with serving(ModelDirectory("m", settings_of({}, ""), {1: classifier}, tmp_path)) as served:
+    with serving(classifier) as served:
         assert served.call("POST", "/v1/penstock/drain", {})[1]["is_draining"]
-        status, answer = served.call("POST", "/v2/models/m/infer", asked)
+        status, answer = served.call("POST", f"/v2/models/{NAME}/infer", asked)
         assert (status, answer["code"]) == (503, "engine_unavailable")
-        assert served.call("GET", "/v2/models/m/ready")[0] == 503
+        assert served.call("GET", f"/v2/models/{NAME}/ready")[0] == 503
         served.call("DELETE", "/v1/penstock/drain")
-        assert served.call("POST", "/v2/models/m/infer", asked)[0] == 200
+        assert served.call("POST", f"/v2/models/{NAME}/infer", asked)[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from penstock.core.errors import EngineFailed, EngineUnavailable, InvalidRequest, ModelNotFound, Overloaded
 from penstock.tensors import loading
 from penstock.tensors.batcher import BatchingRules, QueuePolicy
-from penstock.tensors.instances import Instance
+from penstock.tensors.instances import MAX_SLOW, QUICK_S, Instance
 from penstock.tensors.model_settings import ModelSettings, settings_of
 from penstock.tensors.repository import ModelDirectory
 from penstock.tensors.served_model import Inference, ServedModel, ServedVersion
@@ -221,3 +222,51 @@ async def test_model_with_a_fixed_batch_is_executed_request_by_request(tmp_path:
     assert all(np.allclose(one["probabilities"], classify(rows)) for one in found)
     assert model.latest.statistics.executions == 3
     model.stop()
+
+
+async def test_quick_model_computes_in_the_loop_what_came_together() -> None:
+    session = Doubler()
+    version = _version(ManualClock(), session, policy=QueuePolicy(2))
+    (instance,) = version.instances
+    instance.is_quick = True
+    asked = [asyncio.ensure_future(version.infer(_asked(value))) for value in range(1, 7)]
+    assert [await _seen(one) for one in asked] == [2, 4, 6, 8, 10, 12]
+    assert session.batches == [[1, 2], [3, 4], [5, 6]]  # the queue holds two: then they are computed at once
+    assert (version.num_open, version.num_waiting) == (0, 0)
+
+
+async def test_model_that_is_slow_in_the_loop_goes_to_its_thread() -> None:
+    session = Doubler()
+    version = _version(ManualClock(), session)
+    (instance,) = version.instances
+    instance.is_quick = True
+    slow = threading.Event()
+    session.may_go = slow
+    threads: set[str] = set()
+
+    def wait(_: float) -> bool:
+        threads.add(threading.current_thread().name)
+        return time.sleep(2 * QUICK_S) is None
+
+    slow.wait = wait  # type: ignore[method-assign,assignment]
+    for _ in range(MAX_SLOW + 1):
+        assert await _seen(version.infer(_asked(1))) == 2
+    assert not instance.is_quick
+    assert threads == {"test", threading.current_thread().name}
+    version.stop()
+
+
+async def test_model_that_is_loaded_anew_ends_what_it_has_begun() -> None:
+    session = Doubler()
+    version = _version(ManualClock(), session)
+    session.may_go.clear()
+    asked = [asyncio.ensure_future(version.infer(_asked(value))) for value in (1, 2)]
+    await asyncio.sleep(0)
+    retiring = asyncio.ensure_future(version.retire())
+    await asyncio.sleep(0)
+    assert not retiring.done()
+    session.may_go.set()
+    assert [await _seen(one) for one in asked] == [2, 4]
+    await retiring
+    with pytest.raises(EngineUnavailable):
+        await version.infer(_asked(3))

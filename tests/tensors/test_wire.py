@@ -96,8 +96,10 @@ def test_body_that_is_wrong_is_refused() -> None:
     ):
         with pytest.raises(error, match=name):
             _read(_x(), parameters={name: value})
-    with pytest.raises(UnsupportedParameter, match="classification"):
-        _read(_x(), outputs=[{"name": "a", "parameters": {"classification": 3}}])
+    with pytest.raises(InvalidRequest, match="classification"):
+        _read(_x(), outputs=[{"name": "a", "parameters": {"classification": "3"}}])
+    with pytest.raises(UnsupportedParameter, match="shared_memory_region"):
+        _read(_x(), outputs=[{"name": "a", "parameters": {"shared_memory_region": "a"}}])
     with pytest.raises(InvalidRequest, match="id has more"):
         _read(_x(), id="x" * 2000)
     for length in (-1, 10_000):
@@ -180,3 +182,18 @@ def test_answer_in_json_has_flat_values() -> None:
         write_answer("m", "1", asked, {"y": np.zeros(1, np.float16)})
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         write_answer("m", "1", asked, {"y": np.array([b"\xff"], object)})
+
+
+def test_classes_are_told_within_bounds() -> None:
+    asked = _read(_x(), outputs=[{"name": "a", "parameters": {"classification": 2}}])
+    body, length = write_answer("m", "1", asked, {"a": np.array([[0.5, 2.0, 1.0]], np.float32)}, {"a": ["x", "y"]})
+    assert length is None
+    (output,) = json.loads(body)["outputs"]
+    assert (output["datatype"], output["shape"], output["data"]) == ("BYTES", [1, 2], ["2.000000:1:y", "1.000000:2"])
+    alone, _ = write_answer("m", "1", asked, {"a": np.arange(3)}, is_batched=False)
+    assert json.loads(alone)["outputs"][0]["data"] == ["2.000000:2", "1.000000:1"]
+    many = _read(_x(), outputs=[{"name": "a", "parameters": {"classification": 1 << 40}}])
+    with pytest.raises(InvalidRequest, match="more than 65536 classes"):
+        write_answer("m", "1", many, {"a": np.zeros((32, 1 << 12))})
+    with pytest.raises(InvalidRequest, match="has no numbers"):
+        write_answer("m", "1", asked, {"a": np.array([[b"x"]], object)})

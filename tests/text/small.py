@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -24,7 +25,8 @@ def load(metadata: dict[str, Any]) -> Tokenizer:
     return Tokenizer.load(TokenizerMetadata(metadata, None))
 
 
-def byte_level(pre: str = "smollm", **more: Any) -> dict[str, Any]:
+def byte_level(pre: str = "smollm", special: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """`special`: tokens that are skipped when an answer is read, behind all others."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -33,7 +35,7 @@ def byte_level(pre: str = "smollm", **more: Any) -> dict[str, Any]:
     )
     tokens, merges = _train(tokenizer, trainer)
     types = [3] * 3 + [1] * (len(tokens) - 3)
-    tokens, types = [*tokens, "<think>"], [*types, 4]
+    tokens, types = [*tokens, "<think>", *special], [*types, 4, *[3] * len(special)]
     return _metadata("gpt2", tokens, types, pre=pre, merges=[" ".join(merge) for merge in merges], **more)
 
 

@@ -20,13 +20,14 @@ EOS = 2
 
 
 @cache
-def tokenizer() -> Any:
-    return small.load(small.byte_level())
+def tokenizer(special: tuple[str, ...] = ()) -> Any:
+    return small.load(small.byte_level(special=special))
 
 
 @cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary(Words.of(tokenizer(), tokenizer().vocab_size, [EOS]))
+def vocabulary(special: tuple[str, ...] = ()) -> Vocabulary:
+    known = tokenizer(special)
+    return Vocabulary(Words.of(known, known.vocab_size, [EOS]))
 
 
 def allowed(mask: bytes) -> list[int]:

@@ -15,16 +15,23 @@ from penstock.model.ops.triton import TritonOps
 from penstock.model.ops.triton.common.tiling import Tiling
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.ops.triton.moe.experts import GroupedExperts
-from penstock.model.ops.triton.moe.grouped_gemm import Stack
+from penstock.model.ops.triton.moe.grouped_gemm import SWIGLU, Stack
 from penstock.model.sparse import SparseMLP
 from penstock.quant import Quant, to_quant
 
 from .timing import DTYPE, bandwidth, each_us, randn, throughput, tried
 
-QUANTS: tuple[Quant, ...] = ("none", "fp8", "w8a8", "int8", "int4")
+QUANTS: tuple[Quant, ...] = ("none", "fp8", "w8a8", "int8", "int4", "mxfp4")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048, 8192)
 CALLS = 6  # with choices of their own
-BYTES = {"none": 2.0, "fp8": 1.0, "w8a8": 1.0, "int8": 1.0 + 2 / 128, "int4": 0.5 + 2 / 128}  # of a weight
+BYTES = {
+    "none": 2.0,
+    "fp8": 1.0,
+    "w8a8": 1.0,
+    "int8": 1.0 + 2 / 128,
+    "int4": 0.5 + 2 / 128,
+    "mxfp4": 0.5 + 1 / 32,
+}  # of a weight
 
 
 class Mixture(NamedTuple):
@@ -53,7 +60,11 @@ class Mixture(NamedTuple):
         return [routing.topk(each, self.per_token, normalized=True) for each in noise]
 
 
-MIXTURES = {"mixtral": Mixture(8, 2, 4096, 14336), "qwen3-30b": Mixture(128, 8, 2048, 768)}
+MIXTURES = {
+    "mixtral": Mixture(8, 2, 4096, 14336),
+    "qwen3-30b": Mixture(128, 8, 2048, 768),
+    "gpt-oss": Mixture(32, 4, 2880, 2880),
+}
 
 
 def mixtures() -> None:
@@ -194,7 +205,9 @@ def product_rate(case: Case, stack: Stack) -> str:
     choices = mixture.choices(case.tokens)
     blocks = [routing.blocks_of(ids, mixture.experts, case.block) for ids, _ in choices]
     with patch.object(experts, "tiling_of", lambda *_: case.tiling):
-        us = each_us(lambda i: experts.multiply(x, stack, blocks[i], swiglu=case.is_up, dtype=DTYPE), CALLS)
+        us = each_us(
+            lambda i: experts.multiply(x, stack, blocks[i], gate=SWIGLU if case.is_up else None, dtype=DTYPE), CALLS
+        )
     weights = mixture.expert * (2 if case.is_up else 1) / 3
     flops = 2 * case.tokens * mixture.per_token * weights
     return f"{bandwidth(touched(choices) * weights * BYTES[case.quant], us)} {throughput(flops, us)[12:]}"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ROOT / ".gpu-packages"  # what the machine lacks, if somebody has fetched it: see `packages.py`
 PLUGIN = ["-p", "tools.gpu_tests.plugin", "-p", "no:cacheprovider"]
 FILE_LIMIT_S = 700
 NUM_SHARING = 4  # files of kernels at a time: their tests leave the card idle for most of the time
@@ -39,8 +40,11 @@ FILES = {
     "tests/model/ops/triton/test_triton_drafts.py": 3,
     "tests/model/ops/triton/test_triton_sequence.py": 4,
     "tests/model/ops/triton/test_triton_shared_prefix.py": 3,
+    "tests/model/ops/triton/test_triton_delta.py": 3,
+    "tests/model/ops/triton/test_triton_latent.py": 3,
     "tests/model/ops/test_reference.py": 5,
     "tests/model/test_triton_families.py": 4,
+    "tests/cli/test_cuda_several.py": 60,
     "tests/equality/test_encoders.py": 8,
     "tests/equality/test_gpu_formats.py": 11,
     "tests/equality/test_gpu_model.py": 104,
@@ -179,7 +183,7 @@ def run(file: str) -> Outcome:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""), str(PACKAGES)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 

@@ -40,7 +40,7 @@ PEERS = {
         ["install", "--no-deps", "sglang==0.5.23", "orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1"],
         ["install", "--no-deps", "gguf==0.19.0", "soundfile==0.14.0", "torchvision==0.28.0"],
     ],
-    "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "numpy<2"]],
+    "triton": [["install", "nvidia-pytriton", "tritonclient[all]", "onnxruntime", "numpy<2"]],
     "agents": [["install", "openai-agents==0.24.0"]],
 }
 

@@ -21,7 +21,7 @@ class Store {
   columns: string[] = [];
   times: number[] = [];
   series: Record<string, Value[][]> = {};
-  state: State = { models: [], replicas: [], queues: [], tenants: [] };
+  state: State = { models: [], replicas: [], queues: [], tenants: [], steps: [] };
   requests: Request[] = []; // the newest first
   decisions: Decision[] = [];
   slos: ModelSlo[] | null = null; // null: this server has none

@@ -86,6 +86,34 @@ export interface State {
   replicas: Replica[];
   queues: Queue[];
   tenants: Tenant[];
+  steps: StepCount[]; // of pipelines
+}
+
+export interface StepCount {
+  pipeline: string;
+  step: string;
+  kind: string;
+  model: string;
+  ok: number;
+  others: Record<string, number>;
+  mean_s: number | null;
+  tokens: number;
+  cost: number;
+}
+
+export interface Step {
+  name: string;
+  kind: string;
+  outcome: string;
+  reason: string;
+  model: string;
+  request: string;
+  from_s: number;
+  to_s: number;
+  number: number;
+  input_tokens: number;
+  output_tokens: number;
+  cost: number;
 }
 
 export interface Request {
@@ -108,6 +136,8 @@ export interface Request {
   cost: number | null;
   device_s: number | null;
   parts: Record<string, number>;
+  num_steps: number; // of a pipeline
+  step_of: string; // the request of a pipeline that it is a step of
 }
 
 export interface Candidate {

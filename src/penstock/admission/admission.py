@@ -432,6 +432,8 @@ class Admission:
         if item is not None:
             eta_s = self.eta_s(item.request.model, now) if reason is ShedReason.NO_REPLICA else None
             retry_s = max(MIN_RETRY_S, queue.clear_s(item.request.priority, now) / 2 if eta_s is None else eta_s)
+            if reason is ShedReason.NOT_LOADED:
+                retry_s = NOT_LOADED_RETRY_S
             refused = self._refuse(queue, item.request, reason, retry_s, now)
             self._news.append(replace(refused, detail=detail, is_expected=eta_s is not None))
 

@@ -26,6 +26,20 @@ class AdapterNews(msgspec.Struct, frozen=True, array_like=True):
     is_on_device: bool = False  # else it takes a moment to get there
 
 
+class TensorNews(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a model that takes tensors."""
+
+    model: str
+    version: int
+    instances: int = 1
+    device: str = "cpu"
+    max_batch_size: int = 1
+    waiting: int = 0  # requests, for a batch
+    running: int = 0
+    rows: int = 0  # that were computed since its start
+    batches: int = 0
+
+
 class ReplicaReport(msgspec.Struct, frozen=True):
     boot: str  # of this server process
     model: str
@@ -42,6 +56,7 @@ class ReplicaReport(msgspec.Struct, frozen=True):
     kv_port: int = 0  # of its KV transfer; 0: it has none
     kv_layout: str = ""  # KV blocks go between replicas whose layout is the same
     takes_tensors: bool = False  # its model is none that makes text
+    tensors: tuple[TensorNews, ...] = ()  # versions of such models
     measured: EngineMeasurements = EngineMeasurements()
 
     @property

@@ -58,7 +58,7 @@ def changes(case: Case, setup: Setup) -> Iterator[Change]:
     if formats.kv != "fp8":
         yield Change("KV fp8", Price.QUALITY, replace(free, formats=replace(formats, kv="fp8")), demand)
     for weights in ("fp8", "int8", "int4"):
-        if formats.weights == "bfloat16" or (weights == "int4" and formats.weights != "int4"):
+        if formats.weights == "bfloat16" or (weights == "int4" and formats.weights not in ("int4", "mxfp4")):
             changed = replace(free, formats=replace(formats, weights=weights))
             yield Change(f"weights {SHORT.get(weights, weights)}", Price.QUALITY, changed, demand)
     yield from _slower(free, demand)

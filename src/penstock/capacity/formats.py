@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from penstock.core.config import nearest
 from penstock.core.errors import ConfigError
 
-# Four bits in groups of 128 with a 16-bit scale and a zero point of their own.
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "w8a8": 1, "int4": 0.53125}
+# Four bits in groups of 128 with a 16-bit scale and a zero point of their own; or in groups of 32 with a byte.
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "w8a8": 1, "int4": 0.53125, "mxfp4": 0.53125}
 WEIGHTS = ("bf16", "fp8", "int8", "int4")
 KV = ("bf16", "fp8")
 LONG = {"bf16": "bfloat16", "fp16": "float16"}
@@ -17,7 +17,7 @@ SHORT = {long: short for short, long in LONG.items()}
 
 @dataclass(frozen=True)
 class Formats:
-    """Of linear weights, of the KV cache, and of the rest: activations, embedding and head."""
+    """Of linear weights (mxfp4: of experts), of the KV cache, and of the rest: activations, embedding and head."""
 
     weights: str = "bfloat16"
     kv: str = "bfloat16"

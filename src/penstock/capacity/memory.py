@@ -10,6 +10,7 @@ from penstock.capacity.model_bytes import ModelBytes
 from penstock.capacity.rank_share import rank_config
 from penstock.core.model_config import ModelConfig
 from penstock.core.parallelism import Parallelism
+from penstock.core.recurrent import num_states
 
 MEMORY_FRACTION = 0.9  # of a GPU, for all of an engine
 RESERVED_BYTES = 2 << 30  # the driver's context, CUDA graphs, the allocator's holes, and the all-reduces' buffers
@@ -24,6 +25,7 @@ class Memory:
     step_bytes: int  # activations of the largest step, logits, and what is reserved
     kv_bytes: int
     kv_tokens: int
+    state_bytes: int = 0  # recurrent states of as many sequences as may run, and of prefixes
 
 
 def memory_of(
@@ -65,10 +67,11 @@ def memory_in(
         width += 4 * parallelism.sp * own.num_heads * own.head_dim
     logits_bytes = 2 * 4 * max_num_seqs * own.vocab_size
     step_bytes = RESERVED_BYTES + int(chunk_tokens * width * BYTES[formats.dtype]) + logits_bytes
-    left_bytes = max(0, room_bytes - weight_bytes - step_bytes)
+    state_bytes = -(-own.state_bytes // stages) * num_states(max_num_seqs)
+    left_bytes = max(0, room_bytes - weight_bytes - step_bytes - state_bytes)
     token_bytes = model.kv_bytes_per_token // stages or 1
     kv_tokens = left_bytes // token_bytes * parallelism.sp // BLOCK_TOKENS * BLOCK_TOKENS
-    return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens)
+    return Memory(weight_bytes, step_bytes, left_bytes, kv_tokens, state_bytes)
 
 
 def _widest(config: ModelConfig) -> int:

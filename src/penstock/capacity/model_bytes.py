@@ -27,8 +27,16 @@ class ModelBytes:
     def read_bytes(self) -> int:
         """Weights that a step of many tokens reads: all but the embedding, of which it reads a few rows. A tied one is
         the head."""
-        dtype_bytes = BYTES[self.formats.dtype]
-        return int(BYTES[self.formats.weights] * self.linear_parameters + dtype_bytes * self.head_parameters)
+        return int(self.linear_bytes + BYTES[self.formats.dtype] * self.head_parameters)
+
+    @property
+    def linear_bytes(self) -> float:
+        """Of all linears. In MXFP4 are the experts alone."""
+        small, rest = self.linear_parameters, 0
+        if self.formats.weights == "mxfp4":
+            small = self.config.num_expert_parameters
+            rest = self.linear_parameters - small
+        return BYTES[self.formats.weights] * small + BYTES[self.formats.dtype] * rest
 
     @property
     def expert_bytes(self) -> int:
@@ -52,7 +60,14 @@ class ModelBytes:
     @property
     def linear_flops_per_token(self) -> int:
         """Of a mixture, only what a token passes."""
-        return 2 * (self.linear_parameters - self.config.num_parameters + self.config.num_active_parameters)
+        products = self.linear_parameters - self.config.num_parameters + self.config.num_active_parameters
+        return 2 * products + self._state_flops_per_token
+
+    @property
+    def _state_flops_per_token(self) -> int:
+        """Of recurrent states: each is forgotten a little, asked by the key, added to, and asked by the query."""
+        linear = self.config.linear
+        return 0 if linear is None else 7 * len(linear.layers) * linear.values_size * linear.key_dim
 
     @property
     def head_flops_per_token(self) -> int:
@@ -62,7 +77,8 @@ class ModelBytes:
     @property
     def flops_per_pair(self) -> int:
         """Of attention, for one token that looks at one token of context, in all layers."""
-        return 4 * self.config.num_heads * self.config.head_dim * self.config.num_layers
+        key, value = self.config.head_dim, self.config.cached_value_dim or self.config.head_dim
+        return 2 * (key + value) * self.config.num_heads * self.config.num_attention_layers
 
 
 def experts_read(experts: Experts | None, tokens: float) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.core.model_config import Experts, ModelConfig
+from penstock.core.model_config import Experts, LinearAttention, ModelConfig
 from penstock.core.parallelism import Parallelism
 
 
@@ -31,7 +31,13 @@ def rank_config(config: ModelConfig, parallelism: Parallelism) -> ModelConfig:
         intermediate_size=_share(config.intermediate_size, tp),
         vocab_size=_share(config.vocab_size, tp),
         experts=_rank_experts(config.experts, parallelism) if config.experts is not None else None,
+        linear=_rank_linear(config.linear, tp) if config.linear is not None else None,
     )
+
+
+def _rank_linear(linear: LinearAttention, tp: int) -> LinearAttention:
+    served, keys = linear.num_value_heads // linear.num_key_heads, _share(linear.num_key_heads, tp)
+    return replace(linear, num_key_heads=keys, num_value_heads=keys * served)
 
 
 def _rank_experts(experts: Experts, parallelism: Parallelism) -> Experts:

@@ -51,12 +51,18 @@ def head(case: Case, name: str, formats: Formats) -> str:
     return "\n".join(
         (
             f"model     {name}: {_parameters(config)}, {config.num_layers} layers, "
-            f"{config.num_heads} heads over {config.num_kv_heads} of keys and values",
+            f"{config.num_heads} heads over {_kept(config)}",
             f"          {formats}: weights {in_gib(model.stored_bytes)}, KV cache {in_kib(model)} a token",
             f"asked     {three_figures(demand.rate)} requests/s; {lengths_in_words(demand)}",
             f"          {target_in_words(demand)}",
         )
     )
+
+
+def _kept(config: ModelConfig) -> str:
+    if config.latent is not None:
+        return f"one latent of {config.head_dim} numbers"
+    return f"{config.num_kv_heads} of keys and values"
 
 
 def _parameters(config: ModelConfig) -> str:
@@ -90,10 +96,15 @@ def need(case: Case, layout: Layout) -> str:
             f"{expected.num_decodes * layout.parallelism.pp:.0f} sequences at once, "
             f"{in_percent(expected.utilisation)} of what its GPUs can do",
             f"memory    of a GPU: weights {in_gib(layout.memory.weight_bytes)}, "
-            f"steps {in_gib(layout.memory.step_bytes)}, KV {in_gib(layout.memory.kv_bytes)}",
+            f"steps {in_gib(layout.memory.step_bytes)}, {_states(layout)}KV {in_gib(layout.memory.kv_bytes)}",
             f"          a replica holds {layout.memory.kv_tokens:,} tokens of KV: {layout.num_sequences:,} sequences",
         )
     )
+
+
+def _states(layout: Layout) -> str:
+    found = layout.memory.state_bytes
+    return f"recurrent states {in_gib(found)}, " if found else ""
 
 
 def parallelism(case: Case, chosen: Layout, judged: Sequence[Layout]) -> str:

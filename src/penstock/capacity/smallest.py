@@ -88,6 +88,11 @@ def _lora_bytes(config: ModelConfig, settings: EngineSettings) -> int:
     """Memory that is set aside for adapters, of all linears but experts, as if no rank had less than all of it."""
     heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = 2 * (config.hidden_size + heads) + 2 * (config.hidden_size + keys)
+    if latent := config.latent:
+        queries, down = config.num_heads * latent.query_dim, (latent.query_rank or 0) + latent.cached_dim
+        made_of = latent.query_rank or config.hidden_size
+        attention = config.hidden_size + down + made_of + queries
+        attention += config.num_heads * latent.value_dim + config.hidden_size
     mlp = 3 * (config.hidden_size + config.intermediate_size) if config.experts is None else 0
     numbers = config.num_layers * (attention + mlp) * settings.max_lora_rank
     return 2 * numbers * (settings.max_loras or 0)

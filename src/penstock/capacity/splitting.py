@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from penstock.core.model_config import ModelConfig, StoredGroups
 from penstock.core.parallelism import Parallelism
 
+_MXFP4_GROUP = 32  # inputs
 MAX_RANKS = 16  # up to here, what would work instead is looked for
 
 
@@ -65,7 +66,7 @@ def splits_over(
 def _without_copies(config: ModelConfig, tp: int) -> list[int]:
     """The fewest ranks that must share out tokens so that no two keep the same ones, if there are more ranks than heads
     of keys."""
-    if tp <= config.num_kv_heads:
+    if tp <= config.num_kv_heads or config.latent is not None or config.linear is not None:
         return []
     return [next(sp for sp in range(2, tp + 1) if tp % sp == 0 and config.num_kv_heads % (tp // sp) == 0)]
 
@@ -80,6 +81,14 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
     if tp == 1:
         return
     heads, kv_heads, among = config.num_heads, config.num_kv_heads, f"over {tp} ranks"
+    if sp > 1 and config.latent is not None:
+        yield Obstacle("tokens with latents (MLA)", f"over groups of {sp} ranks", "each rank keeps all of them")
+        return
+    if config.linear is not None and sp > 1:
+        yield Obstacle("tokens of a recurrent state", f"over {sp} ranks", "each follows from the one before it")
+        return
+    if config.linear is not None and config.linear.num_key_heads % tp:
+        yield Obstacle(f"{config.linear.num_key_heads} heads of linear attention", among)
     if sp > 1:
         groups_of_ranks = tp // sp
         if kv_heads % groups_of_ranks and groups_of_ranks % kv_heads:
@@ -103,6 +112,11 @@ def _obstacles(config: ModelConfig, parallelism: Parallelism, groups: StoredGrou
             why = f"{size // tp:,} for each, and groups of {groups.size} inputs would be cut"
             yield Obstacle(f"{name} of {size:,}", among, why)
     experts = config.experts
+    if experts is not None and parallelism.ep == 1 and config.quantization == "mxfp4":
+        own, left = divmod(experts.intermediate_size, tp)
+        if not left and own % _MXFP4_GROUP:
+            why = f"{own:,} for each, and groups of {_MXFP4_GROUP} inputs (MXFP4) would be cut"
+            yield Obstacle(f"the experts' intermediate size of {experts.intermediate_size:,}", among, why)
     if experts is not None and parallelism.ep > experts.count:
         yield Obstacle(f"{experts.count} experts", among)
 
@@ -120,12 +134,12 @@ def _widths(config: ModelConfig, parallelism: Parallelism) -> Iterator[tuple[str
 
 def _cuts_groups(config: ModelConfig, parallelism: Parallelism, group: int) -> bool:
     """Whether ranks would share a group of inputs of the attention's output projection: they have whole heads."""
-    tp = parallelism.tp
+    tp, width = parallelism.tp, config.latent.value_dim if config.latent is not None else config.head_dim
     kv_heads, each = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if kv_heads > tp and parallelism.sp == 1:  # the last ranks have one more
         few, more = divmod(kv_heads, tp)
         first = [rank * few + max(0, rank - (tp - more)) for rank in range(1, tp)]
-        cuts = [head * each * config.head_dim for head in first]
+        cuts = [head * each * width for head in first]
     else:
-        cuts = [rank * (config.num_heads // tp) * config.head_dim for rank in range(1, tp)]
+        cuts = [rank * (config.num_heads // tp) * width for rank in range(1, tp)]
     return any(cut % group for cut in cuts)

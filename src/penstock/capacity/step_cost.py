@@ -87,7 +87,8 @@ class StepCost(StepTimes):
             token_s=token_s,
             pair_s=even.flops_per_pair / other_flops_per_s,
             kv_token_s=rank.kv_bytes_per_token / parallelism.sp / bytes_per_s,
-            sequence_s=constants.sequence_overhead_s + self.logits_s,
+            # A recurrent state is read and written at every token.
+            sequence_s=constants.sequence_overhead_s + self.logits_s + 2 * rank.config.state_bytes / bytes_per_s,
             experts_s=rank.expert_bytes / bytes_per_s,
             expert_share=config.experts.per_token / config.experts.count if config.experts is not None else 1.0,
         )

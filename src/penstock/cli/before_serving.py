@@ -14,6 +14,7 @@ from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.peft import read_peft
 from penstock.hub.resolve import ModelFiles, describe, resolve
 from penstock.hub.watermarks import WatermarkFile
+from penstock.tensors.repository import ModelDirectory, is_repository, is_tensor_model, open_directory
 from penstock.terminal.progress import ProgressBar
 
 
@@ -22,9 +23,19 @@ def check_torch() -> None:
         raise ConfigError("serving a model needs torch: pip install 'penstock[engine]'")
 
 
-def check(settings: Settings) -> ModelFiles:
+def check(settings: Settings) -> ModelFiles | ModelDirectory:
     """The model's files, fetched if they have to be. Raises what is wrong with the settings, the cheapest first."""
     tls_of(settings.server)
+    if is_tensor_model(settings.model):
+        return open_directory(settings.model)
+    if is_repository(settings.model):
+        said = "a repository of several models is served by one process: penstock serve DIR, without others beside it"
+        raise ConfigError(said, param="model")
+    return check_generating(settings)
+
+
+def check_generating(settings: Settings) -> ModelFiles:
+    """The same of a model that takes no tensors."""
     kind_of(settings.engine, overlaps=False)
     if settings.server.watermark is not None:
         WatermarkFile.at(settings.server.watermark_file).find(settings.server.watermark)

@@ -24,6 +24,7 @@ from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
 from penstock.engine_process.phases import Phases
 from penstock.kv.cache import KVCache
+from penstock.kv.states import StateSlots
 from penstock.sched.budget import StepBudget
 from penstock.sched.scheduler import Scheduler
 
@@ -114,7 +115,13 @@ def make_scheduler(assembly: Assembly) -> Scheduler:
     """A cache that holds nothing yet: every round starts cold."""
     budget = StepBudget(assembly.limits.chunk_tokens, target_s=None, floor=assembly.limits.block_size)
     return Scheduler(
-        KVCache(assembly.size.num_blocks, assembly.limits.block_size),
+        KVCache(
+            assembly.size.num_blocks,
+            assembly.limits.block_size,
+            states=StateSlots(assembly.limits.max_num_seqs, assembly.limits.state_snapshots)
+            if assembly.state_bytes
+            else None,
+        ),
         budget,
         max_num_seqs=assembly.limits.max_num_seqs,
         num_batches=assembly.parallelism.pp,

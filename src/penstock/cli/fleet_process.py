@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -171,7 +171,8 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
         else:
             models[model] = own | given
     values = {"slo": asdict(settings.slo), **values, "models": models, "store": url}
-    return build(GatewaySettings, values, where="gateway.")
+    found = build(GatewaySettings, values, where="gateway.")
+    return replace(found, pipelines=[str(Path(path).absolute()) for path in found.pipelines])  # its file lies elsewhere
 
 
 def _client(settings: FleetSettings, secret: str) -> ReplicaClient:

@@ -166,9 +166,10 @@ def _reload(arguments: argparse.Namespace) -> None:
 def _settings(config: Path, given: dict[str, Any]) -> Iterator[GatewaySettings]:
     """The file's settings with the flags that are `given`; an error that is raised inside has the file's line."""
     from penstock.cli.config_file import read_config_file
+    from penstock.cli.pipeline import with_pipelines_beside
     from penstock.core.config import build
     from penstock.gateway.settings.gateway import GatewaySettings
 
     file = read_config_file(config)
     with file.located(given):
-        yield build(GatewaySettings, file.values | given)
+        yield with_pipelines_beside(config, build(GatewaySettings, file.values | given))

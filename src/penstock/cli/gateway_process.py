@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
@@ -196,6 +196,7 @@ async def serve(
 
                 def apply_statuses(found: Mapping[str, PoolStatus]) -> None:
                     statuses.apply(found)
+                    gateway.tensor_pools = {pool for pool, one in found.items() if one.takes_tensors}
                     tower.pools.apply(found)
 
                 apply_statuses({one.pool: one for one in store.fleet.pools()})
@@ -233,7 +234,7 @@ async def serve(
                                 worker.accepts_by(server)
                             await server.listen(listener, tls=tls)
                             stop = partial(server.stop, _DRAIN_S)
-                            line = _ready_line(settings, listener, keys)
+                            line = _ready_line(settings, listener, keys, [one.name for one in pipelines])
                             if grpc is not None:
                                 notice = f"{notice}\n{await grpc.listen()}"
                                 stop = partial(_stop_both, server, grpc)
@@ -390,13 +391,14 @@ def _refuse_to_be_open(settings: GatewaySettings, keys: KeyRing) -> None:
         )
 
 
-def _ready_line(settings: GatewaySettings, listener: socket.socket, keys: KeyRing) -> str:
+def _ready_line(settings: GatewaySettings, listener: socket.socket, keys: KeyRing, pipelines: Iterable[str]) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     who = "for tenants with a key" if keys.has_had_tenants else "open to everybody here: there are no tenants yet"
     scheme = "http" if settings.tls_cert is None else "https"
     models = ", ".join(settings.models) or "none yet"
-    return f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {models}"
+    served = f"; pipelines: {', '.join(pipelines)}" if pipelines else ""
+    return f"penstock gateway at {scheme}://{shown}:{port}, {who}; models: {models}{served}"
 
 
 def _told_to_end() -> asyncio.Event:

@@ -5,7 +5,9 @@ It is an estimate, made before anything is loaded: `weights_gib` and `kv_floor_g
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,17 +22,22 @@ from penstock.fleet.residency.memory_plan import ModelNeeds
 from penstock.fleet.residency.settings import ModelEntry
 from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
 from penstock.hub.encoder import EncoderCheckpoint
-from penstock.hub.resolve import ModelFiles
+from penstock.hub.resolve import ModelFiles, resolve
 from penstock.observe.gpu.nvml import open_nvml
+from penstock.tensors.repository import ModelDirectory
 
 _GIB = 1 << 30
 _CPU_SHARE, _GPU_SHARE = 0.8, 0.9
 _CPU_PROCESS_BYTES = 384 << 20  # an engine and its server, without a model
+_TENSOR_PROCESS_BYTES = 256 << 20  # a server with ONNX Runtime, without a model
 _GPU_PARKED_BYTES = 1 << 30  # the driver's context of a parked engine, and its kernels
 _FLOOR_TOKENS = 4096
 _CPU_TOKENS = 16_384  # that a CPU's cache has room for at most, or a whole context
 _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step, as an engine has them by itself
+_NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter: of WSL
+_SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
+_TENSOR_WEIGHTS = (".onnx", ".onnx_data", ".data", ".bin")
 
 
 class Device(NamedTuple):
@@ -61,9 +68,11 @@ def shared_device(engine: EngineSettings, memory_gib: float | None) -> Device:
 
 
 def _first_gpu() -> tuple[str, int] | None:
+    if not any(driver.exists() for driver in _NVIDIA_DRIVERS):
+        return None
     source = open_nvml()
     if source is None:
-        return None
+        return _told_by_nvidia_smi()
     try:
         for reading in source.read():
             if reading.memory_total_bytes:
@@ -73,6 +82,20 @@ def _first_gpu() -> tuple[str, int] | None:
     return None
 
 
+def _told_by_nvidia_smi() -> tuple[str, int]:
+    """For an installation without NVML's package. Raises ConfigError."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        first = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=True).stdout.splitlines()[
+            0
+        ]
+        name, _, mib = first.rpartition(",")
+        return name.strip(), int(mib) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        message = "this machine has a GPU whose memory nobody tells: pip install 'penstock[gpu]', or set device: cpu"
+        raise ConfigError(message, param="engine.device") from None
+
+
 def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles, device: Device) -> ModelNeeds:
     engine = settings.engine
     for each in ("tp", "pp", "sp", "nnodes"):
@@ -80,25 +103,63 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
             raise ConfigError("models that share one device have one rank each", param=f"engine.{each}")
     formats = _formats(engine, device)
     model = ModelBytes(files.config, formats)
-    weight_bytes = int(entry.weights_gib * _GIB) if entry.weights_gib is not None else _weights(model, engine, files)
+    models = [(model, files)]
+    if engine.draft is not None:
+        drafting = resolve(engine.draft)
+        models.append((ModelBytes(drafting.config, formats), drafting))
+    weight_bytes = sum(_weights(each, engine, of) for each, of in models)
+    if entry.weights_gib is not None:
+        weight_bytes = int(entry.weights_gib * _GIB)
     usual = _GPU_STEP if device.is_gpu else _CPU_STEP
     chunk_tokens, max_num_seqs = engine.chunk_tokens or usual[0], engine.max_num_seqs or usual[1]
     step = memory_in(0, files.config, formats=formats, chunk_tokens=chunk_tokens, max_num_seqs=max_num_seqs)
     step_bytes = step.step_bytes
     if not device.is_gpu:
         step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
-    fixed_bytes = weight_bytes + step_bytes
+    fixed_bytes = weight_bytes + step_bytes + step.state_bytes
     context = longest_context(engine, files.config)
-    floor_bytes, most_bytes = _kv_bytes(model, entry, files, context, device)
+    token_bytes = 0 if isinstance(files, EncoderCheckpoint) else sum(each.kv_bytes_per_token for each, _ in models)
+    floor_bytes, most_bytes = _kv_bytes(token_bytes, entry, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
 
 
-def _kv_bytes(model: ModelBytes, entry: ModelEntry, files: ModelFiles, context: int, device: Device) -> tuple[int, int]:
-    """The floor, and the most that it could use."""
-    if isinstance(files, EncoderCheckpoint):
+def tensor_needs(
+    name: str, entry: ModelEntry, engine: EngineSettings, directory: ModelDirectory, device: Device
+) -> ModelNeeds:
+    """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
+    them; each instance has its own."""
+    computes_here = not device.is_gpu or (engine.device != "cpu" and _runs_on_gpu(directory))
+    if not computes_here:
+        return ModelNeeds(name, 0, 0, 0)
+    weight_bytes = 2 * len(directory.settings.instances) * sum(map(_onnx_bytes, directory.versions.values()))
+    if entry.weights_gib is not None:
+        weight_bytes = int(entry.weights_gib * _GIB)
+    return ModelNeeds(name, weight_bytes + (_GPU_PARKED_BYTES if device.is_gpu else _TENSOR_PROCESS_BYTES), 0, 0)
+
+
+def _onnx_bytes(file: Path) -> int:
+    """With the files of its weights, which are named after it."""
+    return sum(one.stat().st_size for one in file.parent.iterdir() if one.name.startswith(file.name))
+
+
+def _runs_on_gpu(directory: ModelDirectory) -> bool:
+    kinds = {group.kind for group in directory.settings.instances}
+    return "KIND_GPU" in kinds or ("KIND_AUTO" in kinds and bool(_installed("onnxruntime-gpu")))
+
+
+def _installed(distribution: str) -> str:
+    """Its version; empty: it is not."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _kv_bytes(token_bytes: int, entry: ModelEntry, context: int, device: Device) -> tuple[int, int]:
+    """The floor, and the most that it could use. `token_bytes`: 0: it has no KV cache."""
+    if not token_bytes:
         return 0, 0
-    token_bytes = model.kv_bytes_per_token
     floor_bytes = min(_FLOOR_TOKENS, context) * token_bytes
     if entry.kv_floor_gib is not None:
         floor_bytes = int(entry.kv_floor_gib * _GIB)
@@ -120,6 +181,6 @@ def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> in
     return stored_bytes if engine.quant == "auto" else max(stored_bytes, model.stored_bytes)
 
 
-def _sizes(path: Path) -> list[int]:
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in _WEIGHTS]
+def _sizes(path: Path, kinds: tuple[str, ...] = _WEIGHTS) -> list[int]:
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in kinds]
     return [one.stat().st_size for one in files]

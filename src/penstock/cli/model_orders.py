@@ -10,14 +10,14 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+from msgspec import convert
+
+from penstock.api.model_order import LOOK_S, MODELS_PATH, FollowedOrder, ModelSeen
 from penstock.cli.store_flags import print_json, show_time
-from penstock.core.errors import Conflict, EngineFailed, EngineUnavailable, InvalidValue
+from penstock.core.errors import Conflict, EngineUnavailable, InvalidValue
 
 _URL = "http://127.0.0.1:8000"
-_PATH = "/v1/penstock/models"
 _TIMEOUT_S = 30.0
-_LOOK_S = 0.5
-_SETTLED = {"load": ("loaded",), "warm-up": ("loaded",), "unload": ("unloaded",), "park": ("parked", "unloaded")}
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, needed: bool) -> None:
@@ -63,20 +63,11 @@ def list_at(arguments: argparse.Namespace) -> None:
 
 
 def _wait(server: _Server, name: str, verb: str, model: dict[str, Any]) -> dict[str, Any]:
-    """Until the model is what was ordered. Raises EngineFailed where its load fails, Conflict where another order has
-    come meanwhile."""
-    failed_loads, order = model["failed_loads"], model["order"]
-    while model["state"] not in _SETTLED[verb] or (verb == "warm-up" and model["order"] == verb):
-        if model["failed_loads"] > failed_loads:
-            raise EngineFailed(f"{name}: {model['failure']}")
-        if verb in ("load", "warm-up") and model["refusal"]:
-            raise Conflict(model["refusal"])
-        time.sleep(_LOOK_S)
+    """Until the model is what was ordered. Raises EngineFailed, Conflict."""
+    order = FollowedOrder(verb, convert(model, ModelSeen))
+    while not order.is_done(convert(model, ModelSeen)):
+        time.sleep(LOOK_S)
         model = server.ask("GET", f"/{quote(name, safe='')}")
-        if model["order"] not in ("", order):
-            raise Conflict(f"{name}: another order came, to {model['order']} it")
-        if not model["order"] and model["eta_s"] is None and model["state"] not in _SETTLED[verb]:
-            raise Conflict(f"{name}: the order was done, and the model is {model['state']} again")
     return model
 
 
@@ -95,7 +86,7 @@ class _Server:
 
         content = None if body is None else msgspec.json.encode(body)
         try:
-            found = ask(self._url, method, _PATH + path, content, headers=self._headers, timeout_s=_TIMEOUT_S)
+            found = ask(self._url, method, MODELS_PATH + path, content, headers=self._headers, timeout_s=_TIMEOUT_S)
             answer = msgspec.json.decode(found.body)
         except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
             raise EngineUnavailable(f"{self._url} cannot be reached, or is no penstock server: {error}") from None
@@ -120,7 +111,7 @@ def _show(models: list[dict[str, Any]], *, as_json: bool) -> None:
         print_table(("MODEL", "STATE", "ORDER", "ETA", "MEMORY", "AT IT", "LAST USED"), [_row(one) for one in models])
         for one in models:
             if why := one["failure"] or one["refusal"] or one["no_room"]:
-                print(f"{one['name']}: {why}", file=sys.stderr)
+                print(why if why.startswith(one["name"]) else f"{one['name']}: {why}", file=sys.stderr)
     else:
         print("no models share a device here", file=sys.stderr)
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from penstock.cli import sd_notify
-from penstock.cli.before_serving import check
+from penstock.cli.before_serving import check_generating, tls_of
 from penstock.core.errors import ModelUnsupported
 from penstock.core.nodes import SECRET_VARIABLE, Nodes
 from penstock.core.parallelism import parallelism_of
@@ -25,7 +25,8 @@ def serve_node(settings: Settings, nodes: Nodes) -> None:
     from penstock.runner.ranks.identity import group_identity
     from penstock.runner.ranks.node_agent import NodeAgent
 
-    files = check(settings)
+    tls_of(settings.server)
+    files = check_generating(settings)
     if isinstance(files, EncoderCheckpoint):
         raise ModelUnsupported("a model that makes vectors alone runs on one node")
     parallelism = parallelism_of(settings.engine, files.config)

@@ -31,7 +31,8 @@ class ReplicaCounts(NamedTuple):
     def __str__(self) -> str:
         """In words, with roles where there are any."""
         named = ", ".join(f"{count} {role}" for role, count in Counter(self.roles).items())
-        return f"{self.most} replicas ({named})" if named else f"{self.most} replicas"
+        plural = "" if self.most == 1 else "s"
+        return f"{self.most} replica{plural} ({named})" if named else f"{self.most} replica{plural}"
 
 
 def replica_counts(text: str) -> ReplicaCounts:

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.gateway_process import Opened, serve
 from penstock.cli.gateway_worker import Started, addresses_of
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replica_counts import ReplicaCounts
 from penstock.cli.start_report import read_report
 from penstock.cli.store_flags import store_url
@@ -50,6 +51,7 @@ from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.router.legs import Split
 from penstock.server.ready import client_url, loading_message, ready_message
+from penstock.tensors.repository import ModelDirectory
 
 log = logging.getLogger("penstock")
 
@@ -77,8 +79,16 @@ _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _LOOK_S = 0.05  # how often the gateway is asked whether it has found a replica ready
 
 
-def serve_replicas(settings: Settings, counts: ReplicaCounts, num_processes: int = 1, split: Split = "auto") -> None:
-    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's."""
+def serve_replicas(
+    settings: Settings,
+    counts: ReplicaCounts,
+    num_processes: int = 1,
+    split: Split = "auto",
+    pipelines: Sequence[str] = (),
+) -> None:
+    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's;
+    `pipelines`: their files."""
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
@@ -89,7 +99,7 @@ def serve_replicas(settings: Settings, counts: ReplicaCounts, num_processes: int
         _reserved_ports(counts.most) as ports,
     ):
         files = check(settings)
-        uvloop.run(_serve(settings, files, counts, ports, Path(directory), num_processes, split))
+        uvloop.run(_serve(settings, files, counts, ports, Path(directory), num_processes, split, pipelines))
 
 
 def template_modules() -> list[str]:
@@ -108,17 +118,18 @@ def share_secret(chosen: str | None) -> None:
 
 async def _serve(
     settings: Settings,
-    files: ModelFiles,
+    files: ModelFiles | ModelDirectory,
     counts: ReplicaCounts,
     ports: list[int],
     directory: Path,
     num_processes: int,
     split: Split,
+    pipelines: Sequence[str],
 ) -> None:
     name, store = settings.server.name or default_name(settings.model), store_url(None, None)
     replicas = [f"http://127.0.0.1:{port}" for port in ports]
     pool = {"replicas": replicas, "secret_env": SECRET_VARIABLE, "split": split}
-    gateway = gateway_in_front(settings, store, {name: pool})
+    gateway = gateway_in_front(settings, store, {name: pool}, pipelines)
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     tasks = [asyncio.create_task(run_gateway(gateway, store, directory, num_processes, opened.set_result))]
     start: _Start | None = None
@@ -126,7 +137,7 @@ async def _serve(
         either: list[asyncio.Future[Any]] = [opened, *tasks]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if opened.done():
-            print(f"{loading_message(name, settings, files)} in {counts}", flush=True)
+            print(f"{loading_message(name, settings, files.path)} in {counts}", flush=True)
             start = _Start(name, gateway, opened.result(), len(ports))
             for port, role in zip(ports, counts.each_role, strict=True):
                 config = _write_config(settings, name, port, role, len(ports), directory)
@@ -142,7 +153,9 @@ async def _serve(
         task.result()
 
 
-def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str, Any]]) -> GatewaySettings:
+def gateway_in_front(
+    settings: Settings, store: str, models: dict[str, dict[str, Any]], pipelines: Sequence[str] = ()
+) -> GatewaySettings:
     """Settings of the gateway that clients meet where `serve` would be one replica."""
     server = settings.server
     return GatewaySettings(
@@ -155,6 +168,7 @@ def gateway_in_front(settings: Settings, store: str, models: dict[str, dict[str,
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
+        pipelines=[str(Path(path).absolute()) for path in pipelines],
         slo=settings.slo,
         telemetry=settings.telemetry,
         batches=BatchSettings(files=str(penstock_home() / "files")),
@@ -168,7 +182,8 @@ async def run_gateway(
     if num_processes > 1:
         await _supervise(gateway, directory, num_processes, on_open)
     else:
-        await serve(gateway, store, on_open)
+        read = (lambda: gateway) if gateway.pipelines else None  # their files are all that can change
+        await serve(gateway, store, on_open, read=read)
 
 
 async def _supervise(

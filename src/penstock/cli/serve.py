@@ -24,7 +24,7 @@ from msgspec.structs import replace as replaced
 from penstock.api.page_guard import is_loopback
 from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli import sd_notify
-from penstock.cli.before_serving import check, check_torch, tls_of
+from penstock.cli.before_serving import check_generating, check_torch, tls_of
 from penstock.cli.device_watch import watch_devices
 from penstock.cli.grpc_port import grpc_of_replica
 from penstock.cli.node import serve_node, share_ranks_secret
@@ -52,14 +52,14 @@ from penstock.observe.otlp.environment import telemetry_of
 from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 from penstock.server.app import Replica
 from penstock.server.drain import Drain
 from penstock.server.loading import LoadingProgress
 from penstock.server.ready import client_url, loading_message, ready_message
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedImages, ServedModel
-from penstock.tensors.repository import is_tensor_model
+from penstock.tensors.repository import is_repository, is_tensor_model
 from penstock.terminal.progress import PhaseBars
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ def serve(
     """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
     told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
     its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
-    if is_tensor_model(settings.model):
+    if is_tensor_model(settings.model) or is_repository(settings.model):
         from penstock.cli.serve_tensors import serve_tensors
 
         serve_tensors(settings, on_ready=on_ready, address_file=address_file)
@@ -102,7 +102,8 @@ def serve(
     with listen(settings) as listener:
         if address_file is not None:
             write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
-        files = check(settings)
+        tls_of(settings.server)
+        files = check_generating(settings)
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(_serve(settings, files, listener, phases, has_console, on_ready))
@@ -149,7 +150,7 @@ async def _serve(
     server = HttpServer(app, replica.drain, engine, feed, settings.server, tls=tls, front=sockets)
     grpc_line = await server.listen_grpc()
     if on_ready is None:
-        print(*filter(None, (loading_message(name, settings, files), grpc_line)), sep="\n", flush=True)
+        print(*filter(None, (loading_message(name, settings, files.path), grpc_line)), sep="\n", flush=True)
     # Health is answered while the model loads; a signal ends both, and so does a model that cannot be loaded.
     pushing = contextlib.AsyncExitStack()
     pushing.enter_context(replica_traces(pushed, recorder, engine))
@@ -296,11 +297,12 @@ class HttpServer:
         tls: ServerTls | None = None,
         front: Callable[[App], App] = lambda app: app,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`clock`: of the limits on slow clients. `front`: puts something in front of the application. `tensors`: of
-        models that take tensors."""
+        models that take tensors, `repository`: which come and go by call."""
         self._app = AsgiApp(app)
-        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors)
+        calls = Calls(self._app, max_body_bytes=settings.max_body_bytes, tensors=tensors, repository=repository)
         self._grpc = grpc_of_replica(settings, calls)
         limits, cors = ClientLimits(max_body_bytes=settings.max_body_bytes), Cors.of(settings.allowed_origins)
         app_and_calls = OverHttp(self._app, calls)

@@ -23,7 +23,8 @@ examples:
   penstock serve --replicas 2                      # two of it behind a gateway
   penstock serve --replicas 1..4                   # as many as the demand needs
   penstock serve --replicas prefill=1,decode=2     # long prompts apart from answers
-  penstock serve smollm2 code=hf:Qwen/Qwen3-8B     # several models behind one address"""
+  penstock serve smollm2 code=hf:Qwen/Qwen3-8B     # several models behind one address
+  penstock serve smollm2 --pipeline support.yaml   # and steps that ask it, behind another name"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar=FORMS,
         help="with more than one, behind a gateway; a range: as many as the demand needs; roles, as in "
         "prefill=1,decode=2: prompts are computed apart from answers where that gains (default: 1)",
+    )
+    groups[GATEWAY].add_argument(
+        "--pipeline",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a pipeline whose steps ask these models; again for more; SIGHUP reads them again; see docs/pipelines.md",
     )
     groups[GATEWAY].add_argument(
         "--split",
@@ -67,9 +75,10 @@ def run(arguments: argparse.Namespace) -> None:
         vars(arguments)["server.name"] = named[0].name
     settings = settings_from(arguments)
     check_counts(settings, counts)
-    if counts.most > 1 and nodes_of(settings.engine, os.environ).count > 1:
+    pipelines: list[str] = arguments.pipeline
+    if (counts.most > 1 or pipelines) and nodes_of(settings.engine, os.environ).count > 1:
         raise ConfigError(
-            "--replicas are of one machine each: start those over several nodes one by one, and a gateway for them",
+            "--replicas and --pipeline are for one machine: start those over several nodes one by one, and a gateway",
             param="nnodes",
         )
     if arguments.split != "auto" and (counts.is_range or counts.most == 1):
@@ -77,13 +86,13 @@ def run(arguments: argparse.Namespace) -> None:
     if counts.is_range:
         from penstock.cli.serve_fleet import serve_range
 
-        serve_range(settings, counts.fewest, counts.most, arguments.processes)
-    elif counts.most > 1:
+        serve_range(settings, counts.fewest, counts.most, arguments.processes, pipelines)
+    elif counts.most > 1 or pipelines:
         from penstock.cli.replicas import serve_replicas
 
-        serve_replicas(settings, counts, arguments.processes, arguments.split)
+        serve_replicas(settings, counts, arguments.processes, arguments.split, pipelines)
     elif arguments.processes > 1:
-        raise ConfigError("--processes is for the gateway of --replicas: there is none in front of one replica")
+        raise ConfigError("--processes is for a gateway: there is none in front of one replica without pipelines")
     else:
         from penstock.cli.serve import serve
 
@@ -95,4 +104,4 @@ def _run_several(arguments: argparse.Namespace, settings: Settings, named: list[
         raise ConfigError("--replicas are of one model; several models have one each")
     from penstock.cli.serve_models import read_models, serve_models
 
-    serve_models(settings, read_models(settings, named, arguments.models), arguments.processes)
+    serve_models(settings, read_models(settings, named, arguments.models), arguments.processes, arguments.pipeline)

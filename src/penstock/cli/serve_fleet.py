@@ -23,6 +23,7 @@ from penstock.api.relay import SECRET_VARIABLE
 from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
@@ -45,20 +46,24 @@ _STOP_S = 10.0
 _OF_THE_GATEWAY = {"host", "port", "grpc_port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
 
 
-def serve_range(settings: Settings, fewest: int, most: int, num_processes: int = 1) -> None:
-    """Until a signal ends it. `num_processes`: of the gateway."""
+def serve_range(
+    settings: Settings, fewest: int, most: int, num_processes: int = 1, pipelines: Sequence[str] = ()
+) -> None:
+    """Until a signal ends it. `num_processes`: of the gateway; `pipelines`: their files."""
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     files = check(settings)
     share_secret(settings.server.gateway_secret)
-    print(loading_message(settings.server.name or default_name(settings.model), settings, files), flush=True)
+    print(loading_message(settings.server.name or default_name(settings.model), settings, files.path), flush=True)
     with (
         name_of_its_own() as name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        uvloop.run(_serve(settings, _fleet(settings, name, fewest, most), Path(directory), num_processes))
+        fleet = _fleet(settings, name, fewest, most)
+        uvloop.run(_serve(settings, fleet, Path(directory), num_processes, pipelines))
 
 
 class Lines(Protocol):
@@ -71,9 +76,11 @@ class Lines(Protocol):
     def show_failure(self, row: FleetReplica, failure: str) -> None: ...
 
 
-async def _serve(settings: Settings, fleet: FleetSettings, directory: Path, num_processes: int) -> None:
+async def _serve(
+    settings: Settings, fleet: FleetSettings, directory: Path, num_processes: int, pipelines: Sequence[str]
+) -> None:
     (pool,) = fleet.pools
-    await run_fleet(settings, fleet, directory, num_processes, partial(_Lines, pool))
+    await run_fleet(settings, fleet, directory, num_processes, partial(_Lines, pool), pipelines=pipelines)
 
 
 async def run_fleet(
@@ -83,11 +90,15 @@ async def run_fleet(
     num_processes: int,
     make_lines: Callable[[GatewaySettings, asyncio.Future[Opened]], Lines],
     device: SharedDevice | None = None,
+    pipelines: Sequence[str] = (),
+    admin_port: int | None = None,
 ) -> None:
     """A gateway, and a controller whose replicas end with this process. `settings`: those of the gateway's port;
-    `device`: the one that all pools share, if they do."""
+    `device`: the one that all pools share, if they do; `pipelines`: their files; `admin_port`: one for the console and
+    the admin API alone."""
     url = store_url(None, None)
-    gateway = gateway_in_front(settings, url, {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools})
+    models = {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools}
+    gateway = replace(gateway_in_front(settings, url, models, pipelines), admin_port=admin_port)
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)

@@ -9,38 +9,43 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from penstock.cli.before_serving import check, check_torch
+from penstock.cli.before_serving import check_generating, check_torch, tls_of
 from penstock.cli.config_file import read_config_file
 from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
-from penstock.cli.model_needs import Device, needs_of, shared_device
+from penstock.cli.model_needs import Device, needs_of, shared_device, tensor_needs
+from penstock.cli.pipeline import load_pipelines
 from penstock.cli.replicas import share_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
+from penstock.cli.serve_tensors import UNDERSTOOD, refuse_others
 from penstock.core.config import build, within
 from penstock.core.cores import usable_cores
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.core.residency import Wish
+from penstock.core.residency import Wish, gib
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.core.slo import Slo
 from penstock.engine_process.spawn import TemplateProcess
-from penstock.fleet.residency.memory_plan import ModelNeeds, beside, gib, refusal
+from penstock.fleet.residency.memory_plan import ModelNeeds, beside, refusal
 from penstock.fleet.residency.policy import Rules
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings
-from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
+from penstock.tensors.repository import is_repository, is_tensor_model, open_directory
 
 _NEVER_S = 1e9  # streams of a model that leaves are waited for
+_EVERY_S = 0.5  # a client that waits for its model waits for several rounds: drain, leave, load
 
 
 def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | None) -> ModelsSettings:
@@ -68,19 +73,34 @@ def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | No
         return settings_of_models
 
 
-def serve_models(settings: Settings, models: ModelsSettings, num_processes: int = 1) -> None:
-    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway."""
-    check_torch()
+def serve_models(
+    settings: Settings, models: ModelsSettings, num_processes: int = 1, pipelines: Sequence[str] = ()
+) -> None:
+    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway;
+    `pipelines`: their files."""
+    tls_of(settings.server)
+    load_pipelines(pipelines)  # what is wrong with one is told at once
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     each = {name: _settings_of(name, entry, settings) for name, entry in models.entries().items()}
     device = shared_device(settings.engine, models.memory_gib)
+    takes_tensors = {name for name, entry in models.entries().items() if is_tensor_model(entry.model)}
+    if takes_tensors != models.models.keys():
+        check_torch()
     needs, lines = [], []
     for name, entry in models.entries().items():
-        with within(f"models.{name}."):
-            files = check(each[name])
+        with _naming(name):
+            if is_repository(entry.model):
+                raise ConfigError(f"{entry.model} has several models: name each, as in NAME={entry.model}/MODEL")
+            if name in takes_tensors:
+                refuse_others(each[name].engine)
+                directory_of_model = open_directory(entry.model)
+                needs.append(tensor_needs(name, entry, each[name].engine, directory_of_model, device))
+                lines.append(f"loading {name} from {directory_of_model.path}")
+                continue
+            files = check_generating(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
-            lines.append(loading_message(name, each[name], files))
+            lines.append(loading_message(name, each[name], files.path))
     lines += check_plan(device, needs, models)
     print(*lines, sep="\n", flush=True)
     share_secret(settings.server.gateway_secret)
@@ -90,6 +110,7 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         load_on_use=models.load_on_use,
         idle_s=models.idle_s,
         parks=models.parks,
+        one_at_a_time=device.is_gpu,
     )
     pinned = [name for name, entry in models.entries().items() if entry.pinned]
     shared = SharedDevice(device.name, rules, needs, pinned, device.fit)
@@ -98,8 +119,23 @@ def serve_models(settings: Settings, models: ModelsSettings, num_processes: int 
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        fleet = _fleet(fleet_name, settings, models, each)
-        uvloop.run(run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared))
+        fleet = _fleet(fleet_name, settings, models, each, takes_tensors)
+        admin_port = models.admin_port
+        if admin_port is None and settings.server.host not in LOOPBACK:
+            admin_port = 0
+        uvloop.run(
+            run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, pipelines, admin_port=admin_port)
+        )
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What is wrong with a model's settings, with its name."""
+    try:
+        with within(f"models.{name}."):
+            yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", param=error.param) from None
 
 
 def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettings) -> list[str]:
@@ -113,7 +149,8 @@ def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettin
         staying = {name: held_bytes for name, held_bytes in pinned.items() if name != one.name}
         if why := refusal(room_bytes, one, staying):
             raise ConfigError(f"{why}. Pin fewer models, or make them smaller", param=f"models.{one.name}")
-        lines.append(f"  {one.name}: {gib(one.fixed_bytes)}, and a KV cache of {gib(one.floor_bytes)} and more")
+        kv_cache = f", and a KV cache of {gib(one.floor_bytes)} and more" if one.most_bytes else ""
+        lines.append(f"  {one.name}: {gib(one.fixed_bytes)}{kv_cache}")
     together = [one.name for one in beside(room_bytes, [], sorted(needs, key=lambda one: one.name not in pinned))]
     others = [one.name for one in needs if one.name not in together]
     lines.append(f"  loaded at the start: {', '.join(together)}" + (f"; by use: {', '.join(others)}" if others else ""))
@@ -123,18 +160,24 @@ def check_plan(device: Device, needs: Sequence[ModelNeeds], models: ModelsSettin
 def _settings_of(name: str, entry: ModelEntry, settings: Settings) -> Settings:
     """Settings of one model's replica: its own over those of all models."""
     where = f"models.{name}."
-    engine = build(EngineSettings, asdict(settings.engine) | entry.engine, where=f"{where}engine.")
+    of_all = asdict(settings.engine)
+    if is_tensor_model(entry.model):  # those of models that make text are not for it, unless its own entry says them
+        of_all = {key: value for key, value in of_all.items() if key in UNDERSTOOD}
+    engine = build(EngineSettings, of_all | entry.engine, where=f"{where}engine.")
     server = build(ServerSettings, asdict(settings.server) | entry.server, where=f"{where}server.")
     slo = build(Slo, asdict(settings.slo) | entry.slo, where=f"{where}slo.")
     return replace(settings, model=entry.model, engine=engine, server=server, slo=slo)
 
 
-def _fleet(fleet_name: str, settings: Settings, models: ModelsSettings, each: dict[str, Settings]) -> FleetSettings:
+def _fleet(
+    fleet_name: str, settings: Settings, models: ModelsSettings, each: dict[str, Settings], takes_tensors: set[str]
+) -> FleetSettings:
     pools: dict[str, dict[str, Any]] = {}
     for name, own in each.items():
         threads = own.engine.threads or max(1, usable_cores() // len(each))
         pools[name] = {
             "model": own.model,
+            "tensors": name in takes_tensors,
             "engine": asdict(replace(own.engine, threads=threads, parkable=True)),
             "server": of_replicas(own.server),
             "slo": asdict(own.slo),
@@ -143,7 +186,7 @@ def _fleet(fleet_name: str, settings: Settings, models: ModelsSettings, each: di
             "hold_s": models.hold_s,
             "drain_timeout_s": _NEVER_S,
         }
-    return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools)
+    return FleetSettings(name=fleet_name, slo=settings.slo, pools=pools, every_s=_EVERY_S)
 
 
 class _Lines:

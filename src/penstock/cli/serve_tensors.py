@@ -1,28 +1,33 @@
-"""`penstock serve x.onnx`: a model that takes tensors, and an HTTP server in front of it, in one process."""
+"""`penstock serve x.onnx`: models that take tensors, and an HTTP server in front of them, in one process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
+import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 
 from penstock.cli import sd_notify
 from penstock.cli.before_serving import tls_of
 from penstock.cli.serve import HttpServer, OnReady, listen, with_secrets, write_address
+from penstock.core.errors import ConfigError
 from penstock.core.measurements import ServingLimits
-from penstock.core.settings import Settings
+from penstock.core.settings import EngineSettings, Settings
 from penstock.engine.client import startup_phases
 from penstock.engine.messages import EngineInfo
 from penstock.engine_process.phases import Phases, process_began_s
 from penstock.server.ready import client_url
-from penstock.tensors.repository import ModelDirectory, open_directory
+from penstock.server.text_models import Task
+from penstock.tensors.repository import is_repository, models_in, open_directory
 
 if TYPE_CHECKING:
     from penstock.tensors.replica import TensorReplica
@@ -30,41 +35,77 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_COLLECT = (20_000, 20, 50)  # objects until garbage is collected: requests leave no cycles
+# Of engines' settings; the last two are set for the replicas of `serve` and of fleets, whatever their models are.
+UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
+_SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
+
 
 def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, address_file: Path | None = None) -> None:
     """Until a signal ends it; arguments as those of `serve`."""
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     settings = replace(settings, server=with_secrets(settings.server))
-    directory = open_directory(settings.model)
+    refuse_others(settings.engine)
+    source = _source(settings)
     tls_of(settings.server)
     with listen(settings) as listener:
         if address_file is not None:
             write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, directory, listener, phases, on_ready))
+            uvloop.run(_serve(settings, source, listener, phases, on_ready))
+
+
+class _Source(NamedTuple):
+    name: str  # of the replica
+    paths: Callable[[], Mapping[str, Path]]  # of its models, by name
+
+
+def _source(settings: Settings) -> _Source:
+    """Raises ModelMissing, ConfigError: for one model before anything is started, as it may be mistyped."""
+    path, name = Path(settings.model), settings.server.name
+    if not is_repository(settings.model):
+        name = name or open_directory(settings.model).name
+        return _Source(name, lambda: {name: path})
+    if name is not None:
+        said = f"{path} is a repository of several models, whose names are those of their directories"
+        raise ConfigError(said, param="server.name")
+    return _Source(path.resolve().name, lambda: models_in(path))
+
+
+def refuse_others(engine: EngineSettings) -> None:
+    """Settings of engines that make text mean nothing here."""
+    for one in fields(engine):
+        if one.name not in UNDERSTOOD and getattr(engine, one.name) != getattr(EngineSettings(), one.name):
+            said = f"{one.name} is for models that make text; an ONNX model is as its file and its settings have it"
+            raise ConfigError(said, param=f"engine.{one.name}")
 
 
 async def _serve(
-    settings: Settings, directory: ModelDirectory, listener: socket.socket, phases: Phases, on_ready: OnReady | None
+    settings: Settings, source: _Source, listener: socket.socket, phases: Phases, on_ready: OnReady | None
 ) -> None:
-    from penstock.tensors import loading  # ONNX Runtime comes with it
+    from penstock.tensors.onnx_model import Place  # ONNX Runtime comes with it
     from penstock.tensors.replica import TensorReplica
 
-    name = settings.server.name or directory.name
-    replica = TensorReplica(name, settings.server, int(time.time()))
+    place = Place(settings.engine.device, settings.engine.threads)
+    replica = TensorReplica(source.name, settings.server, int(time.time()), source.paths, place)
     tls = tls_of(settings.server)
-    server = HttpServer(replica, replica.drain, replica, None, settings.server, tls=tls, tensors=replica)
+    server = HttpServer(
+        replica, replica.drain, replica, None, settings.server, tls=tls, tensors=replica, repository=replica
+    )
     grpc_line = await server.listen_grpc()
     if on_ready is None:
-        print(*filter(None, (f"loading {name} from {directory.path}", grpc_line)), sep="\n", flush=True)
+        print(*filter(None, (f"loading {source.name} from {settings.model}", grpc_line)), sep="\n", flush=True)
 
     async def load() -> None:
         phases("load")
-        loaded = await asyncio.to_thread(loading.load, directory)
+        await replica.repository.load_all()
         phases.close()
-        replica.open(loading.serve(name, loaded, observer=replica.recorder), phases.seconds)
+        gc.freeze()  # what is loaded by now stays
+        gc.set_threshold(*_COLLECT)
+        sys.setswitchinterval(_SWITCH_S)
+        replica.open(phases.seconds)
 
     serving, opening = asyncio.create_task(server.serve(listener)), asyncio.create_task(load())
     try:
@@ -74,7 +115,7 @@ async def _serve(
             url = client_url(listener, is_tls=tls is not None)
             took = f"ready in {sum(phases.seconds.values()):.2f} s: {startup_phases(phases.seconds)}"
             if on_ready is None:
-                print(_ready_message(replica.model(), url, took), flush=True)
+                print(_ready_message(replica, url, took), flush=True)
             else:
                 log.info(took)
                 on_ready(_info(replica))
@@ -89,21 +130,46 @@ async def _serve(
 
 def _info(replica: TensorReplica) -> EngineInfo:
     """For the process that started several of these."""
-    instance = replica.model().latest.instances[0]
+    model = next(iter(replica.repository.loaded.values()))
+    instance, texts = model.latest.instances[0], model.texts
+    embeds = not isinstance(texts, str) and "embeddings" in texts.tasks
+    most = 0 if isinstance(texts, str) else texts.limits.max_tokens
     return EngineInfo(
         instance.device,
         "as in its file",
         "none",
         "none",
         "onnxruntime",
-        ServingLimits(),
+        ServingLimits(chunk_tokens=most * model.latest.rules.max_batch_size, max_model_len=most),
         0,
         startup_s=dict(replica.startup_s),
         generates=False,
+        embeds=embeds,
     )
 
 
-def _ready_message(model: ServedModel, url: str, took: str) -> str:
+def _ready_message(replica: TensorReplica, url: str, took: str) -> str:
+    loaded = replica.repository.loaded
+    blocks = [f"{name}\n{_shown(model)}" for name, model in loaded.items()]
+    blocks += [
+        f"{one['name']}\n  not loaded: {one['reason']}"
+        for one in replica.repository.index()
+        if one["state"] == "UNAVAILABLE"
+    ]
+    tries = "\n".join(f"  {_try_it(model, url)}" for model in list(loaded.values())[:3])
+    return f"""
+penstock serves {", ".join(loaded)} at {url}   ({took})
+
+{_BETWEEN.join(blocks)}
+
+{tries}
+"""
+
+
+_BETWEEN = "\n\n"
+
+
+def _shown(model: ServedModel) -> str:
     latest = model.latest
     rules, signature = latest.rules, latest.signature
     delay_ms = 1e3 * rules.max_queue_delay_s
@@ -115,11 +181,20 @@ def _ready_message(model: ServedModel, url: str, took: str) -> str:
         "batches": batches,
         "instances": f"{len(latest.instances)} on {latest.instances[0].device}",
     }
-    shown = "\n".join(f"  {label:<15} {value}" for label, value in lines.items())
-    return f"""
-penstock serves {model.name} at {url}   ({took})
+    if not isinstance(model.texts, str):
+        lines["texts"] = f"{', '.join(model.texts.tasks)}; of {model.texts.limits.max_tokens} tokens at most"
+    return "\n".join(f"  {label:<15} {value}" for label, value in lines.items())
 
-{shown}
 
-  curl {url}/v2/models/{model.name}
-"""
+def _try_it(model: ServedModel, url: str) -> str:
+    if isinstance(model.texts, str):
+        return f"curl {url}/v2/models/{model.name}"
+    path, body = _EXAMPLES[model.texts.tasks[0]]
+    return f'curl {url}{path} -d \'{{"model":"{model.name}",{body}}}\''
+
+
+_EXAMPLES: dict[Task, tuple[str, str]] = {
+    "embeddings": ("/v1/embeddings", '"input":"a cat"'),
+    "relevance": ("/v1/rerank", '"query":"a pet","documents":["a cat","a car"]'),
+    "classification": ("/v1/classify", '"input":"a cat"'),
+}

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.console.history import COLUMNS, Backlog, History
+from penstock.console.pipelines import MAX_STEPS, step_rows
 from penstock.console.views import DecisionRow, RequestRow, State, decision_row, request_row
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.router.request import EdgeRequest
@@ -83,7 +84,8 @@ class Feed:
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
-        self._new_requests.append(_Ended(time.time(), facts))
+        kept = facts if len(facts.steps) <= MAX_STEPS else facts._replace(steps=facts.steps[:MAX_STEPS])
+        self._new_requests.append(_Ended(time.time(), kept))
         self._history.ended(facts, counts_output=not self._source.says_output(facts.replica))
         self._source.ended(facts)
 
@@ -172,7 +174,11 @@ class Feed:
         if not found:
             return None
         chosen = [one for one in (*self._decisions, *self._new_decisions) if one.request.id == request_id]
-        return {"request": self._request_rows(found[-1:])[0], "decisions": self._decision_rows(chosen)}
+        return {
+            "request": self._request_rows(found[-1:])[0],
+            "decisions": self._decision_rows(chosen),
+            "steps": step_rows(found[-1].facts.steps),
+        }
 
     def _request_rows(self, ended: list[_Ended]) -> list[RequestRow]:
         names = self._source.names()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.admission.settings import CLASS_NAMES, AdmissionSettings
 from penstock.console.history import Backlog
+from penstock.console.pipelines import StepCounts
 from penstock.console.reports import CacheHits, Production
 from penstock.console.views import ModelRow, QueueRow, ReplicaRow, State, TenantRow
 from penstock.core.replica import ReplicaState
@@ -54,6 +55,7 @@ class GatewaySource(Subscriber):
         self._names: dict[str, str] = {}
         self._tenants: list[TenantRow] = []
         self._tenants_at_s = 0.0
+        self._steps = StepCounts()
         gateway.replicas.subscribe(self)
 
     def replica_added(self, replica: Replica) -> None:
@@ -69,6 +71,8 @@ class GatewaySource(Subscriber):
     def ended(self, facts: RequestFacts) -> None:
         if facts.replica in self._names:
             self._hits.setdefault(facts.replica, CacheHits()).add(facts)
+        if facts.steps:
+            self._steps.add(facts.model, facts.steps)
         if not facts.tenant:
             return
         used = self._used.get(facts.tenant)
@@ -76,8 +80,11 @@ class GatewaySource(Subscriber):
             if len(self._used) >= _MAX_TENANTS:
                 return
             used = self._used[facts.tenant] = _Used()
-        used.requests += 1
-        used.refused += facts.ending is Ending.REFUSED
+        if not facts.step_of:  # the whole counts once
+            used.requests += 1
+            used.refused += facts.ending is Ending.REFUSED
+        if facts.steps:  # tokens and costs are told with each of them
+            return
         used.input += facts.input_tokens
         used.cached += facts.cached_tokens
         used.output += facts.output_tokens
@@ -119,6 +126,7 @@ class GatewaySource(Subscriber):
             [self._row(replica, view) for replica, view in zip(gateway.replicas.values(), views.replicas, strict=True)],
             [QueueRow(queue.model, queue.waiting, _QUEUE_LIMITS) for queue in views.queues],
             self._tenants,
+            self._steps.rows(),
         )
 
     def _since_last(self, replica: Replica, now_s: float) -> int:
@@ -168,6 +176,7 @@ class GatewaySource(Subscriber):
             step_s=report.measured.speeds.decode_step_s,
             parallelism=report.measured.device.parallelism,
             ranks=report.measured.device.ranks,
+            tensors=tuple(one for one in report.tensors if one.model == report.model or one.model == view.model),
         )
 
     def _models(self) -> list[ModelRow]:

@@ -66,15 +66,17 @@ class _Second:
             self.ok += 1
         else:
             self.others[facts.ending] += 1
+        ttft_s, total_s = facts.ttft_s, facts.total_s
+        if ttft_s is not None:
+            _count(self.ttft, ttft_s)
+        if facts.steps:
+            return  # its tokens are those of its steps, which are told by themselves
         self.input += facts.input_tokens
         self.cached += facts.cached_tokens
         if counts_output:
             self.output += facts.output_tokens
-        ttft_s, total_s = facts.ttft_s, facts.total_s
-        if ttft_s is not None:
-            _count(self.ttft, ttft_s)
-            if total_s is not None and facts.output_tokens > 1 and facts.ending is Ending.OK:
-                _count(self.tpot, (total_s - ttft_s) / (facts.output_tokens - 1))
+        if ttft_s is not None and total_s is not None and facts.output_tokens > 1 and facts.ending is Ending.OK:
+            _count(self.tpot, (total_s - ttft_s) / (facts.output_tokens - 1))
 
     def merge(self, other: _Second) -> None:
         self.ok += other.ok

@@ -5,6 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.api import server_timing
+from penstock.api.replica_report import TensorNews
+from penstock.console.pipelines import StepCountRow
 from penstock.core.ranks import RankFigures
 from penstock.gateway.records.facts import RequestFacts
 from penstock.router.request import EdgeRequest
@@ -38,6 +40,7 @@ class ReplicaRow(Struct, frozen=True):
     role: str = "both"  # prefill: it computes prompts for others; decode: it answers
     parallelism: str = ""  # of several ranks, in short: TP2 PP2; empty: there is one, or it does not say
     ranks: tuple[RankFigures, ...] = ()  # of its model, as they last said
+    tensors: tuple[TensorNews, ...] = ()  # versions of models that take tensors, each with its batcher
 
 
 class QueueRow(Struct, frozen=True):
@@ -82,6 +85,7 @@ class State(Struct, frozen=True):
     replicas: list[ReplicaRow]
     queues: list[QueueRow]
     tenants: list[TenantRow]
+    steps: list[StepCountRow] = []  # of pipelines
 
 
 class RequestRow(Struct, frozen=True):
@@ -104,6 +108,8 @@ class RequestRow(Struct, frozen=True):
     cost: float | None  # None: nobody has set a price
     parts: dict[str, float]  # seconds at the replica, in their order, up to the first token
     device_s: float | None = None  # None: its replica does not measure it
+    num_steps: int = 0  # of a pipeline
+    step_of: str = ""  # the request of a pipeline that it is a step of
 
 
 class Candidate(Struct, frozen=True):
@@ -159,6 +165,8 @@ def request_row(at_s: float, facts: RequestFacts, replica: str) -> RequestRow:
         facts.cost,
         server_timing.decode(facts.parts),
         facts.device_s,
+        len(facts.steps),
+        facts.step_of,
     )
 
 

@@ -32,6 +32,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return max(found, key=lambda name: sorted(name) == letters, default=None)
 
 
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown word; empty: no known one is like it."""
+    meant = nearest(word, known)
+    return f"; did you mean '{meant}'?" if meant else ""
+
+
 def shown(word: str) -> str:
     """A stranger's word as an error repeats it: its beginning, if it is long."""
     return word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"

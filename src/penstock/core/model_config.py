@@ -43,6 +43,18 @@ Activation = Literal["silu", "gelu"] | ClampedSwiGLU
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How DeepSeek's routers choose: by scores of experts, of which some groups take part, each of some neighbours."""
+
+    scores: Literal["softmax", "sigmoid"] = "sigmoid"
+    has_bias: bool = True  # a number of each expert's own, added to its score for the choice and not for the weight
+    num_groups: int = 1
+    groups_per_token: int = 1
+    group_score: Literal["best two", "best"] = "best two"  # the sum of a group's two best scores, or its best
+    scale: float = 1.0  # of the weights that are chosen
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts: in place of one MLP a layer has many, and a router picks a few of them for each token."""
 
@@ -54,6 +66,56 @@ class Experts:
     dense_layers: tuple[int, ...] = ()  # layers that have a plain MLP all the same
     has_biases: bool = False  # the router and all linears of each expert
     activation: Activation = "silu"
+    shared_gate: bool = True  # the expert that all tokens pass has a gate of its own; else it is added as it is
+    routing: Routing | None = None  # None: the largest logits are chosen
+
+
+@dataclass(frozen=True)
+class AttentionTemperature:
+    """Queries grow with their position: by 1 + scale * ln(1 + (position + first) // tokens)."""
+
+    scale: float = 0.1
+    tokens: int = 8192
+    first: int = 1  # what positions are counted from
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Layers with a recurrent state in place of keys and values (gated DeltaNet): what a sequence leaves behind in one
+    is of the same size however long the sequence is."""
+
+    layers: tuple[int, ...]
+    num_key_heads: int
+    num_value_heads: int  # each key head serves as many of them, side by side
+    key_dim: int  # of each head of queries and keys
+    value_dim: int
+    kernel_size: int  # of the causal convolution before the heads: so many tokens, the newest included
+
+    @property
+    def keys_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Those that are convolved: queries, keys and values."""
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def state_values(self) -> int:
+        """Numbers of one layer's state of one sequence: the delta rule's matrices and the convolution's last inputs."""
+        return self.values_size * self.key_dim + self.num_channels * (self.kernel_size - 1)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Of one layer, without its norms before and behind."""
+        projections = self.num_channels + 2 * self.values_size + 2 * self.num_value_heads  # gates, output
+        return hidden_size * projections + self.num_channels * self.kernel_size + 2 * self.num_value_heads
+
+
+STATE_VALUE_BYTES = 4  # states are float32 whatever activations are: they are added to at every token
 
 
 @dataclass(frozen=True)
@@ -62,6 +124,38 @@ class StoredGroups:
 
     size: int
     is_ordered: bool = False  # inputs are stored in an order of importance (act-order), so they cannot be split at all
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): a token's keys and values of all heads are made of one small vector, the
+    latent, and of one rotated key that all heads share. The cache holds these two."""
+
+    rank: int  # of keys and values: the latent's size (kv_lora_rank)
+    query_rank: int | None  # queries are made of a vector of this size (q_lora_rank); None: of the stream itself
+    plain_dim: int  # of a head's query and key, the part that is not rotated (qk_nope_head_dim)
+    rotary_dim: int  # and the part that is (qk_rope_head_dim); of keys it is the same for all heads
+    value_dim: int  # of a head (v_head_dim)
+    interleaved: bool = (
+        True  # dimensions that turn together are neighbours in the files; else half the rotated part apart
+    )
+
+    @property
+    def cached_dim(self) -> int:
+        """Numbers of a token that are cached in a layer."""
+        return self.rank + self.rotary_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head's query before the key's weights are absorbed into it."""
+        return self.plain_dim + self.rotary_dim
+
+    def parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Of a layer's attention, its own norms left out."""
+        queries = num_heads * self.query_dim
+        made = self.query_rank * (hidden_size + queries) if self.query_rank else hidden_size * queries
+        up = self.rank * num_heads * (self.plain_dim + self.value_dim)
+        return made + hidden_size * self.cached_dim + up + num_heads * self.value_dim * hidden_size
 
 
 @dataclass(frozen=True)
@@ -149,6 +243,10 @@ class ModelConfig:
     output_bias: bool = False  # bias on the attention's output projection too
     attention_sinks: bool = False  # each head has a score of its own that takes its share of attention, for no value
     windows: tuple[int | None, ...] = ()  # per layer: how many tokens back it sees; empty: all of them
+    in_chunks: bool = False  # windows begin at multiples of their length: see `AttentionSpec.in_chunks`
+    unrotated_layers: tuple[int, ...] = ()  # layers without rotary embeddings (NoPE)
+    temperature: AttentionTemperature | None = None  # Llama 4: of those; Ministral 3: of all. None: of no layer
+    head_norms: bool = True  # of families whose config says so: queries and keys of rotated layers are normed
     local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
     rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all
     query_scale: float | None = None  # of attention scores; None: one over the root of the head size
@@ -157,7 +255,13 @@ class ModelConfig:
     activation: Literal["silu", "gelu"] = "silu"  # of the MLP's gate; gelu is the tanh form
     norm_offset: float = 0.0  # added to the norms' weights: Gemma's count from one
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to the stream (Granite): see `stream_scale`
+    logit_divisor: float = 1.0  # logits are divided by it
+    output_gate: bool = False  # what attention's heads find is multiplied by the sigmoid of a gate beside the queries
+    linear: LinearAttention | None = None  # None: every layer attends
     experts: Experts | None = None
+    # None: heads have keys and values of their own. Else there is one head of keys, and `head_dim` is its cached size.
+    latent: LatentAttention | None = None
     vision: VisionConfig | None = None  # None: it takes no images
     # Of a head's frequencies, how many turn with the time, the row and the column of a token of an image; (): all turn
     # with its position.
@@ -166,13 +270,42 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
-    quantization: Literal["fp8", "int8", "int4", "w8a8"] | None = None
+    quantization: Literal["fp8", "int8", "int4", "w8a8", "mxfp4"] | None = None
+
+    @property
+    def stream_scale(self) -> float:
+        """Of embeddings, where the stream is kept divided by `residual_scale`: what is added to it is then added as it
+        is, and norms do not see the difference, but for their epsilon."""
+        return self.embedding_scale / self.residual_scale
+
+    @property
+    def stream_eps(self) -> float:
+        """Of norms of that stream."""
+        return self.norm_eps / self.residual_scale**2
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
+    @property
+    def cached_value_dim(self) -> int | None:
+        """Values are the first so many numbers of what is cached as keys; None: they are cached beside them."""
+        return self.latent.rank if self.latent is not None else None
+
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
+
+    def is_linear(self, layer: int) -> bool:
+        return self.linear is not None and layer in self.linear.layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Those with keys and values in the cache."""
+        return self.num_layers - (len(self.linear.layers) if self.linear is not None else 0)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of one sequence's recurrent state, in all layers; 0: it has none."""
+        return len(self.linear.layers) * self.linear.state_values * STATE_VALUE_BYTES if self.linear is not None else 0
 
     @property
     def num_parameters(self) -> int:
@@ -193,22 +326,30 @@ class ModelConfig:
 
     def _parameters(self, num_experts: int) -> int:
         """With so many experts in each layer that has any."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
+        attention = self.num_attention_layers * self.hidden_size * self.head_dim * heads
+        if self.latent is not None:
+            attention = self.num_layers * self.latent.parameters(self.hidden_size, self.num_heads)
+        if self.linear is not None:
+            attention += len(self.linear.layers) * self.linear.num_parameters(self.hidden_size)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         mlps = sum(self._mlp_parameters(layer, num_experts) for layer in range(self.num_layers))
-        return self.num_layers * (attention + 2 * self.hidden_size) + mlps + embeddings + self.hidden_size
+        return attention + 2 * self.num_layers * self.hidden_size + mlps + embeddings + self.hidden_size
 
     def _mlp_parameters(self, layer: int, num_experts: int) -> int:
         experts = self.experts
         if experts is None or not self.has_experts(layer):
             return 3 * self.hidden_size * self.intermediate_size
         widths = num_experts * experts.intermediate_size + experts.shared_intermediate_size
-        router = self.hidden_size * (experts.count + (experts.shared_intermediate_size > 0))
+        has_gate = experts.shared_intermediate_size > 0 and experts.shared_gate
+        router = self.hidden_size * (experts.count + has_gate)
         return 3 * self.hidden_size * widths + router
 
     def kv_bytes_per_token(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
         """A key or a value of a head may have a scale."""
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * bytes_per_value + bytes_per_scale)
+        caches = 1 if self.latent is not None else 2
+        heads = caches * self.num_attention_layers * self.num_kv_heads
+        return heads * (self.head_dim * bytes_per_value + bytes_per_scale)
 
 
 def check_sizes(config: ModelConfig) -> ModelConfig:
@@ -218,4 +359,21 @@ def check_sizes(config: ModelConfig) -> ModelConfig:
             raise ValueError(f"{name} is {size!r}, and must be a positive whole number")
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"{config.num_heads} heads of queries cannot share {config.num_kv_heads} heads of keys evenly")
+    if config.linear is not None:
+        _check_linear(config.linear, config)
     return config
+
+
+def _check_linear(linear: LinearAttention, config: ModelConfig) -> None:
+    for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim"):
+        if not isinstance(size := getattr(linear, name), int) or size < 1:
+            raise ValueError(f"{name} of its linear attention is {size!r}, and must be a positive whole number")
+    if not isinstance(linear.kernel_size, int) or linear.kernel_size < 2:
+        raise ValueError(f"the convolution of its linear attention has a kernel of {linear.kernel_size!r}")
+    if linear.num_value_heads % linear.num_key_heads:
+        raise ValueError(
+            f"{linear.num_value_heads} value heads of linear attention cannot share {linear.num_key_heads} heads of "
+            "keys evenly"
+        )
+    if not linear.layers or not config.num_attention_layers:
+        raise ValueError("all of its layers are of one kind, and both linear and full attention are expected")

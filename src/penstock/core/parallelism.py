@@ -58,6 +58,9 @@ def parallelism_of(settings: EngineSettings, config: ModelConfig) -> Parallelism
         num_slots(config.experts.count, asked.ep, settings.redundant_experts)
     if asked.tp % asked.sp:
         raise ConfigError(f"sp is {asked.sp}: it must divide tp ({asked.tp}), whose ranks share a sequence", param="sp")
+    if asked.sp > 1 and config.latent is not None:
+        message = f"sp is {asked.sp}, but ranks cannot share out the tokens of a model with latent attention (MLA)"
+        raise ConfigError(f"{message}: use tp, pp or ep", param="sp")
     if asked.pp > config.num_layers:
         raise ConfigError(f"pp is {asked.pp}, but the model has {config.num_layers} layers", param="pp")
     return asked

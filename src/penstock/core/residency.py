@@ -1,8 +1,12 @@
-"""Models that come to a device and leave it: the states they are in, and what an operator may order of them."""
+"""Models that come to a device and leave it: the states they are in, what an operator may order of them, and whether
+there is room for one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+
+_GIB = 1 << 30
 
 
 class Residence(StrEnum):
@@ -23,3 +27,22 @@ class Wish(StrEnum):
     UNLOAD = "unload"  # and is not loaded again before another order
     PARK = "park"
     WARM_UP = "warm-up"  # loaded, and a token computed
+
+
+def why_no_room(name: str, fixed_bytes: int, floor_bytes: int, device_bytes: int, staying: Mapping[str, int]) -> str:
+    """Why a model cannot be loaded while those in `staying` hold so many bytes each, in figures; empty: it can."""
+    least_bytes, left_bytes = fixed_bytes + floor_bytes, device_bytes - sum(staying.values())
+    if least_bytes <= left_bytes:
+        return ""
+    needs = f"{name} needs {gib(least_bytes)}: {gib(fixed_bytes)} for its weights, steps and process"
+    if floor_bytes:
+        needs += f", and {gib(floor_bytes)} for its smallest KV cache"
+    has = f"the device has {gib(device_bytes)} for models"
+    if staying:
+        taken = ", ".join(f"{gib(held_bytes)} by {other}" for other, held_bytes in staying.items())
+        has += f", of which {gib(sum(staying.values()))} are taken ({taken}) and {gib(max(0, left_bytes))} are left"
+    return f"{needs}; {has}: {gib(least_bytes - max(0, left_bytes))} too little"
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"

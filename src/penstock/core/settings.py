@@ -183,9 +183,22 @@ class ServerSettings:
         "(penstock[grpc]); 0 picks a free one; none: HTTP alone, which has it under /v2",
     )
     name: str | None = setting(None, "model id that clients use; auto: from the model's name")
-    tool_format: Literal["auto", "harmony", "hermes", "llama3", "mistral", "mistral_v11", "smollm2"] = setting(
-        "auto", "how the model calls tools; auto: by its chat template"
-    )
+    tool_format: Literal[
+        "auto",
+        "deepseek",
+        "deepseek_v31",
+        "glm",
+        "granite",
+        "harmony",
+        "hermes",
+        "kimi",
+        "llama3",
+        "llama4",
+        "mistral",
+        "mistral_v11",
+        "olmo3",
+        "smollm2",
+    ] = setting("auto", "how the model calls tools; auto: by its chat template")
     reasoning_format: Literal[
         "auto", "none", "think", "seed", "mistral", "granite", "granite_tags", "hunyuan", "harmony"
     ] = setting(

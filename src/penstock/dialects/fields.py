@@ -17,7 +17,7 @@ from penstock.dialects.dialect import Dialect, names_in
 
 CHAT, COMPLETIONS, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
 RESPONSES = b"/v1/responses"  # asked for as a chat
-EMBEDDINGS, RERANK, SCORE = b"/v1/embeddings", b"/v1/rerank", b"/v1/score"
+EMBEDDINGS, RERANK, SCORE, CLASSIFY = b"/v1/embeddings", b"/v1/rerank", b"/v1/score", b"/classify"
 TOKENIZE, DETOKENIZE, RENDER = b"/tokenize", b"/detokenize", b"/v1/chat/completions/render"
 COUNT_TOKENS = b"/v1/messages/count_tokens"
 GENERATES = (CHAT, COMPLETIONS, MESSAGES)
@@ -52,6 +52,7 @@ FIELDS: Mapping[bytes, frozenset[str]] = {
     RERANK: _TEXTS
     | names_in("query documents top_n return_documents rank_fields max_tokens_per_doc max_chunks_per_doc"),
     SCORE: _TEXTS | names_in("text_1 text_2 encoding_format"),
+    CLASSIFY: _TEXTS | names_in("input add_special_tokens use_activation activation"),
     TOKENIZE: _TEMPLATE | names_in("model prompt messages add_special_tokens return_token_strs tools"),
     DETOKENIZE: names_in("model tokens"),
     RENDER: _CHAT | _TEMPLATE,

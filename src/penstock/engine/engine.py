@@ -403,7 +403,8 @@ class Engine:
         try:
             return self.in_flight[0].handle.result()
         except Exception:
-            self._give_up(self.in_flight.popleft().plan)
+            failed = self.in_flight.popleft()
+            self._give_up(failed.plan, [step.plan for step in self.in_flight])
             return None
 
     def commit(self, result: StepResult, now: float) -> StepReport:
@@ -435,13 +436,18 @@ class Engine:
         figures = StepFigures(shares.num_tokens, len(plan.slices), num_drafts, cost_s, shares.price)
         return self._report(events, figures, charges)
 
-    def _give_up(self, plan: StepPlan) -> None:
-        """Those in a step that failed get an error; everybody else goes on."""
+    def _give_up(self, plan: StepPlan, behind: Sequence[StepPlan] = ()) -> None:
+        """Those in a step that failed get an error; everybody else goes on. `behind`: steps launched after it."""
         log.exception("a step with %d sequences and %d tokens failed", len(plan.slices), plan.num_tokens)
         self.failed_steps += 1
         if self.failed_steps >= _MAX_FAILED_STEPS:
             raise RuntimeError(f"{self.failed_steps} steps in a row failed")
-        ended = [s.request_id for s in plan.slices if self._abort(s.request_id)]
+        slices = list(plan.slices)
+        if (states := self.scheduler.cache.states) is not None:
+            # A snapshot of a state that this step has spoiled may have been taken and gone on from behind it.
+            slices += [planned for later in behind for planned in later.slices]
+            states.clear()
+        ended = [s.request_id for s in slices if self._abort(s.request_id)]
         message = "the engine failed while running this request"
         self.scheduler.adapters.undo(plan)
         self.scheduler.cache.undo(plan.copies)

@@ -2,7 +2,8 @@
 
 Its cache holds token ids instead of keys and values. Each step writes the tokens it is given into their slots and the
 next token is a function of everything read back through the block table, so a scheduler that hands out a wrong, stale
-or foreign block gets wrong tokens, just as a real device would give.
+or foreign block gets wrong tokens, just as a real device would give. A recurrent state is all tokens that went into it:
+one that is given a token too many, too few or of another sequence is found out.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class FakeRunner:
         self._newest: dict[str, int] = {}  # the last token of each sequence, as a device would keep it
         self._adapters: dict[int, str] = {}  # by slot
         self._read: dict[str, _Read] = {}  # by the sequences of the last step
+        self._states: dict[int, list[int]] = {}  # recurrent ones by slot
         self._is_parked = False
 
     def park(self) -> MemoryChange:
@@ -87,6 +89,8 @@ class FakeRunner:
         assert not self._is_parked, "a parked device is given a step"
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
+        for source, target in plan.state_copies:
+            self._states[target] = self._states[source]
         self._adapters.update(plan.placements)
         step = _Step(self, plan, [self._run(s) for s in plan.slices])
         if not self.overlaps or all(s.sample is None or s.sample.mask is None for s in plan.slices):
@@ -115,6 +119,8 @@ class FakeRunner:
         for position, token_id in enumerate(tokens, planned.start):
             block, offset = divmod(position, self._block_size)
             self._slots[planned.block_ids[block]][offset] = token_id
+        if planned.state_slot is not None:
+            self._advance_state(planned, tokens)
         if planned.sample is None:
             return []
         length = planned.start + len(tokens)
@@ -122,7 +128,15 @@ class FakeRunner:
         context = list(chain.from_iterable(self._slots[block_id] for block_id in block_ids))[:length]
         assert len(context) == length
         assert None not in context, "a block was read before it was written"
+        if planned.state_slot is not None:
+            assert self._states[planned.state_slot] == context, "a state is of other tokens than the blocks"
         return cast("list[int]", context)
+
+    def _advance_state(self, planned: Slice, tokens: list[int]) -> None:
+        assert planned.state_slot, "slot 0 is nobody's"
+        state = self._states[planned.state_slot] if planned.start else []
+        assert len(state) == planned.start, "a state goes on at another token than its next"
+        self._states[planned.state_slot] = state + tokens
 
     def _choose_all(self, context: list[int], planned: Slice) -> Sampled:
         """What follows the sequence's own tokens, and what follows each draft as long as they hold."""

@@ -65,7 +65,9 @@ class ThoughtPath:
             self.coming = list(self._thinking.gap_ids)
         if self.coming:
             return
-        if self._is_guided and self._tracker.is_answering:
+        # The gap may end within the header of a call, whose rest is the guide's.
+        is_led = was_forced and bool(self._thinking.gap_ids) and not self._tracker.is_inside
+        if self._is_guided and (is_led or self._tracker.is_answering):
             self.text = text if text.strip() else b""
         else:
             self._force_end()

@@ -23,10 +23,11 @@ from penstock.engine.step_log import StepLimits, StepLog
 from penstock.engine_process.disk import check_disk, open_disk
 from penstock.engine_process.encoder import build_encoder
 from penstock.engine_process.expert_reports import report_experts
-from penstock.engine_process.facts import image_slots, peaks_of, rank_reads, weight_bytes, work_of
+from penstock.engine_process.facts import image_slots, peaks_of, rank_reads, state_slots, weight_bytes, work_of
 from penstock.engine_process.guides import make_guides
 from penstock.engine_process.parallelism import with_parallelism
 from penstock.engine_process.phases import Phases
+from penstock.engine_process.recurrent import check_stages, for_recurrent
 from penstock.engine_process.speculation import draft_checkpoint, make_speculation
 from penstock.engine_process.transfer import make_transfer
 from penstock.hub.checkpoint import Checkpoint
@@ -64,8 +65,11 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
             return EngineLoop(encoder, mailbox, MonotonicClock()), info
         source = checkpoint.tokenizer_source
     model = checkpoint.config if engine.load == "dummy" else settings.model
+    engine = for_recurrent(engine, checkpoint.config)
     draft = draft_checkpoint(checkpoint, source, engine)
+    engine = for_recurrent(engine, checkpoint.config, draft.config if draft is not None else None)
     engine, choice = with_parallelism(engine, checkpoint, draft)
+    check_stages(checkpoint.config, stage_layers(checkpoint.config, choice.parallelism.pp))
     check_disk(engine, choice.parallelism.num_ranks)
 
     def on_reading(reading: RankReading) -> None:
@@ -84,6 +88,7 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
         routing_tokens=ROUTING_TOKENS,
         host_blocks=assembly.size.host_blocks,
         copy_s=assembly.copy_s,
+        states=state_slots(checkpoint.config, assembly.limits),
     )
     disk = open_disk(assembly, checkpoint, engine)
     if disk is not None:
@@ -121,6 +126,8 @@ def build(settings: Settings, mailbox: Mailbox, on_lost: Callable[[RankLost], No
             kv_capacity_tokens=assembly.size.num_blocks * assembly.limits.block_size,
         ),
         kv_bytes=kv_bytes,
+        state_bytes=checkpoint.config.state_bytes,
+        state_snapshots=assembly.limits.state_snapshots,
         host_blocks=assembly.size.host_blocks,
         host_tokens_per_s=assembly.limits.block_size / assembly.copy_s if assembly.copy_s else None,
         disk_blocks=disk.num_blocks if disk is not None else 0,

@@ -12,6 +12,7 @@ from penstock.capacity.rank_share import rank_config
 from penstock.core.model_config import ModelConfig
 from penstock.core.parallelism import Parallelism
 from penstock.core.ranks import RankReads
+from penstock.kv.states import StateSlots
 from penstock.model.shard import Axis, Shard
 from penstock.runner.limits import Limits
 from penstock.sched.cost import Work
@@ -34,6 +35,11 @@ def work_of(config: ModelConfig, device: str, kv_token_bytes: int, peaks: Peaks 
         read=kv_token_bytes * flops_per_byte,
         pair=model.flops_per_pair,
     )
+
+
+def state_slots(config: ModelConfig, limits: Limits) -> StateSlots | None:
+    """None: its sequences have no recurrent state."""
+    return StateSlots(limits.max_num_seqs, limits.state_snapshots) if config.linear is not None else None
 
 
 def image_slots(config: ModelConfig, limits: Limits) -> ImageSlots:
@@ -76,7 +82,7 @@ def rank_reads(
         own = ModelBytes(replace(largest, num_heads=heads, num_kv_heads=kv_heads), formats)
         layers = len(stages[stage]) / config.num_layers
         is_last = stage == parallelism.pp - 1
-        weights = BYTES[formats.weights] * own.linear_parameters * layers
+        weights = own.linear_bytes * layers
         head = BYTES[formats.dtype] * own.head_parameters if is_last else 0
         kv = kv_token_bytes * layers * kv_heads / config.num_kv_heads / parallelism.sp
         found.append(RankReads(round(weights + head), round(kv)))

@@ -165,6 +165,8 @@ class Controller:
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
         if self._device is not None:
+            for one in self._pools.values():
+                one.durations.peers = [other.durations for other in self._pools.values() if other is not one]
             await asyncio.to_thread(self._recorder.begin_orders, self._device.first_orders())
 
     async def step(self) -> None:
@@ -302,8 +304,9 @@ class Controller:
         return rounds
 
     def _spec(self, row: FleetReplica) -> ReplicaSpec:
-        spec = self._pools[row.pool].spec(row)
-        if self._device is None:
+        pool = self._pools[row.pool]
+        spec = pool.spec(row)
+        if self._device is None or pool.settings.tensors:  # an ONNX model has no cache that could be made to fit
             return spec
         engine = self._device.fitted(row.pool, spec.settings.engine)
         return dataclasses.replace(spec, settings=dataclasses.replace(spec.settings, engine=engine))

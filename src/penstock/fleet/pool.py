@@ -242,12 +242,20 @@ class Pool:
             is_ephemeral=self._is_ephemeral,
             serves="" if self.serves == self.name else self.serves,
             residency=residency,
+            takes_tensors=self.settings.tensors,
         )
 
     def claim(self, now: float) -> PoolStatus:
         """The pool before its first round."""
         serves = "" if self.serves == self.name else self.serves
-        return PoolStatus(self.name, now, fleet=self.fleet, is_ephemeral=self._is_ephemeral, serves=serves)
+        return PoolStatus(
+            self.name,
+            now,
+            fleet=self.fleet,
+            is_ephemeral=self._is_ephemeral,
+            serves=serves,
+            takes_tensors=self.settings.tensors,
+        )
 
     def sample(self, decision: Decision, rows: Sequence[FleetReplica], now: float) -> FleetSample:
         """The pool in the last minute, for the history."""

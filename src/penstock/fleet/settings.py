@@ -76,6 +76,7 @@ class PoolSettings:
     serves: str | None = setting(
         None, "the pool whose model its replicas serve beside that one's, as `role: prefill` needs; auto: itself"
     )
+    tensors: bool = setting(False, "its model takes tensors: gateways know it before a replica is there to say so")
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: dict[str, Any] = setting({}, "settings of each replica's server, as for `penstock engine`")
     slo: dict[str, Any] = setting({}, "objectives that are not the fleet's")

@@ -7,6 +7,7 @@ tenant_services.py  keys, limits, budgets and usage: what the gateway uses of te
 proxy/      one request: what is read of it, its limits, its replica, failover, its answer
 tokens/     how many tokens a prompt has, and the hashes of its prefixes
 replicas/   the replicas: membership, reports, probes, KV events, LoRA adapters, other engines' dialects
+pipelines/  pipelines: steps behind one model's name, each a request of its own
 responses/  responses that are kept, and those made in the background
 records/    what is recorded of a request: metrics, logs, traces, decisions, accounting
 monitor/    the state of the gateway and of its replicas, alerts, answer probes

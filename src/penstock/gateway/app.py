@@ -7,7 +7,7 @@ which is called back. It owns the admission and the replicas, and has the clock 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from random import Random
 from zlib import crc32
@@ -115,6 +115,7 @@ class Gateway(Subscriber):
         self.random = Random()  # names requests and draws for picks: no secret hangs on it
         self.clock = clock
         self.now = clock.now
+        self.tensor_pools: Set[str] = frozenset()  # whose controllers say that their models take tensors
         self._learned = LearnedAdapters()
         self.services = services
         self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s, admission.hold_s)
@@ -424,10 +425,10 @@ class Gateway(Subscriber):
     def can_serve(self, name: str) -> bool:
         """Whether a request for this model, alias or version would find a replica now, or be held until there is one.
         Raises ModelNotFound."""
-        route, now = self.routes.find(name), self.now()
-        if route.rules is not None:
-            route = self.routes.find(route.rules.default)
-        admission, router = self.admission, self.admission.router
+        return all(map(self._can_serve, self.models_behind(self.routes.find(name))))
+
+    def _can_serve(self, route: Route) -> bool:
+        admission, router, now = self.admission, self.admission.router, self.now()
         for pool in (share.pool for share in route.pools if share.weight):
             asked = EdgeRequest("", pool, 1, 1, adapter=route.adapter)
             usable, _ = router.usable(asked, admission.replicas(pool), now)
@@ -435,12 +436,22 @@ class Gateway(Subscriber):
                 return True
         return False
 
+    def models_behind(self, route: Route) -> list[Route]:
+        """The routes with pools that requests for this one go to: those of a pipeline's steps in their order, the
+        default of rules, or itself."""
+        if not route.is_pipeline:
+            return [route if route.rules is None else self.routes.find(route.rules.default)]
+        models = self.pipelines.models(route.name) if self.pipelines is not None else ()
+        return [found for model in models for found in self.models_behind(self.routes.find(model))]
+
     def takes_tensors(self, name: str) -> bool:
-        """Whether this model, alias or version is one of tensors, by what its replicas have said of themselves."""
+        """Whether this model, alias or version is one of tensors, by what its replicas or their controller say."""
         try:
             pools = {share.pool for share in self.routes.find(name).pools}
         except ModelNotFound:
             return False
+        if not pools.isdisjoint(self.tensor_pools):
+            return True
         reports = (replica.report for replica in self.replicas.values() if replica.model in pools)
         return any(report is not None and report.takes_tensors for report in reports)
 
@@ -465,7 +476,15 @@ class Gateway(Subscriber):
         contexts = (self.pools[share.pool].most_context for share in route.pools)
         known = max((tokens for tokens in contexts if tokens < UNBOUNDED), default=None)
         root = None if route.adapter_of else name  # where an adapter lies is its replicas' affair
-        return ModelCard(id=name, created=self._started_s, max_model_len=known, root=root, parent=route.adapter_of)
+        description = self.pipelines.description(name) if self.pipelines is not None else None
+        return ModelCard(
+            id=name,
+            created=self._started_s,
+            max_model_len=known,
+            root=root,
+            parent=route.adapter_of,
+            description=description,
+        )
 
     def route_for(self, tenant: Tenant, name: str) -> Route:
         """Raises ModelNotFound."""

@@ -72,9 +72,17 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
     """Raises ModelUnsupported where a family's files have a layout that is only read.
 
     In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
-    names = FAMILY_FILES[config.architecture].experts
+    names, files = FAMILY_FILES[config.architecture].experts, FAMILY_FILES[config.architecture]
+    if config.linear is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} cannot be written: its layers of linear attention are only read"
+        )
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(f"a {config.architecture} cannot be written: its experts lie in one tensor")
+    if files.only_read:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its files are only read")
+    if config.latent is not None:
+        raise ModelUnsupported(f"a {config.architecture} cannot be written: its latent attention is only read")
     return {
         "architectures": [FAMILY_FILES[config.architecture].hf_class],
         "model_type": config.architecture,
@@ -96,6 +104,8 @@ def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
         **_sliding_window(config),
         **_attention_scores(config),
         **_rotated_part(config),
+        **_granite_scales(config),
+        **_unrotated_layers(config),
         **_experts(config),
         "pad_token_id": None,  # Phi's default may lie beyond the vocabulary
         **_special_ids(config),
@@ -113,7 +123,7 @@ def _attention_scores(config: ModelConfig) -> dict[str, Any]:
     local, scale = config.local_rope_theta, config.query_scale
     return {
         **({} if local is None else {"rope_local_base_freq": local}),
-        **({} if scale is None else {"query_pre_attn_scalar": round(scale**-2)}),
+        **({} if scale is None or config.activation == "silu" else {"query_pre_attn_scalar": round(scale**-2)}),
         **({} if config.activation == "silu" else _caps(config)),
     }
 
@@ -129,6 +139,23 @@ def _rotated_part(config: ModelConfig) -> dict[str, Any]:
     return {
         "partial_rotary_factor": (config.rotary_dim or config.head_dim) / config.head_dim,
         "original_max_position_embeddings": scaling.original_context if scaling else config.context_length,
+    }
+
+
+def _unrotated_layers(config: ModelConfig) -> dict[str, Any]:
+    if config.architecture != "smollm3":
+        return {}
+    return {"no_rope_layers": [int(layer not in config.unrotated_layers) for layer in range(config.num_layers)]}
+
+
+def _granite_scales(config: ModelConfig) -> dict[str, Any]:
+    if config.architecture != "granite":
+        return {}
+    return {
+        "embedding_multiplier": config.embedding_scale,
+        "attention_multiplier": config.query_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": config.logit_divisor,
     }
 
 

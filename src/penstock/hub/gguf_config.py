@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
 from penstock.core.model_config import Experts, ModelConfig, RopeScaling, check_sizes
 from penstock.hub.families import FAMILY_FILES
+from penstock.hub.family_config import window_pattern
 from penstock.hub.gguf_file import GGUFFile
-from penstock.hub.hf_config import window_pattern
 from penstock.hub.hf_rope import longrope_magnitude
 from penstock.hub.quantization import Quantization
 
@@ -25,7 +26,7 @@ _KEPT_AS: dict[str, Quantization] = {
 }
 # The largest of each has heads of another size than its queries are scaled by, which the file does not say.
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # layers
-_DIVIDES_BY_SUM = {"mixtral": True, "qwen2_moe": False, "qwen3_moe": True}
+_DIVIDES_BY_SUM = {"mixtral": True, "qwen2_moe": False, "qwen3_moe": True, "olmoe": False}
 _GATES_BY_SOFTMAX = (None, 0, 1)
 
 
@@ -41,7 +42,7 @@ class GGUFDescription:
     def config(self, names: frozenset[str]) -> ModelConfig:
         """`names` are the tensors', as Hugging Face has them."""
         try:
-            return check_sizes(self._config(names))
+            return check_sizes(replace(self._config(names), **self._scales()))
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
             message = f"the metadata of {self._file.path} makes no sense ({error}); download it again"
             raise ModelCorrupt(message) from None
@@ -66,6 +67,8 @@ class GGUFDescription:
             family = "mixtral"
         elif family == "llama" and self._key("attention.sliding_window"):
             family = "mistral"
+        if self._key("rope.dimension_sections"):
+            raise self.unsupported("its heads turn with images (rope.dimension_sections)")
         has_experts = any(".ffn_gate_exps." in name for name in self._file.tensors)
         if has_experts != (FAMILY_FILES[family].experts is not None):
             raise self.unsupported("it is a mixture of experts whose experts do not lie stacked (ffn_gate_exps)")
@@ -132,6 +135,18 @@ class GGUFDescription:
             return None
         is_largest = self._required("block_count") == _LARGEST_GEMMA[self.family]
         return float((width_per_head if is_largest else head_dim) ** -0.5)
+
+    def _scales(self) -> dict[str, Any]:
+        if self.family == "smollm3":  # which its files do not say
+            return {"unrotated_layers": tuple(range(3, self._required("block_count"), 4))}
+        if self.family != "granite":
+            return {}
+        return {
+            "embedding_scale": self._required("embedding_scale"),
+            "query_scale": self._required("attention.scale"),
+            "residual_scale": self._required("residual_scale"),
+            "logit_divisor": self._required("logit_scale"),
+        }
 
     def _cap(self, name: str) -> float | None:
         return self._key(name, FAMILY_FILES[self.family].hf_defaults.get(name)) or None

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.core.errors import ModelCorrupt, ModelMissing, ModelUnsupported
 from penstock.core.model_config import ModelConfig
 from penstock.core.tokenizer_source import TokenizerFiles
-from penstock.hub.families import FAMILY_FILES
+from penstock.hub.families import CHOICE_BIAS, FAMILY_FILES, ExpertNames
 from penstock.hub.fp8 import check_scales, kv_scale_names
+from penstock.hub.granite_names import granite_places
 from penstock.hub.hf_config import model_config
 from penstock.hub.hf_directory import HFDirectory, read_json
 from penstock.hub.hf_vision import our_name, text_config
 from penstock.hub.quantization import Tensors
-from penstock.hub.safetensors_file import SafetensorsFile
+from penstock.hub.safetensors_file import SafetensorsFile, TensorInfo
 from penstock.hub.schemes import read_scheme
-from penstock.hub.stacked_experts import expert_places
+from penstock.hub.stacked_experts import ExpertPlace, expert_places
 from penstock.hub.stored import FloatArray, Part, Stored, StoredTensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PLAIN_SUFFIXES = (".weight", ".bias", ".sinks")  # of tensors that a model has, and are no scales or tables
+PLAIN_SUFFIXES = (
+    ".weight",
+    ".bias",
+    ".sinks",
+    f".{CHOICE_BIAS}",
+    ".A_log",
+    ".dt_bias",
+)  # of tensors that a model has, and are no scales or tables
 
 
 class HFCheckpoint:
@@ -38,7 +47,7 @@ class HFCheckpoint:
         )
         family = FAMILY_FILES.get(text_config(config).get("model_type", ""))
         experts = family and family.experts
-        self._experts = expert_places(self._tensors.infos, experts) if experts and experts.stacked else {}
+        self._experts = _stacked(self._tensors.infos, experts) if experts and experts.stacked else {}
         names = frozenset(name for name in self._files if name.endswith(PLAIN_SUFFIXES)) | self._experts.keys()
         if self._scheme:
             self._scheme.check(self._tensors.infos)
@@ -74,7 +83,7 @@ class HFCheckpoint:
         if name not in self._names:
             raise ModelCorrupt(f"{self._directory} has no tensor {name}; download the model again")
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), None, name)
+            return place.stored(self._tensors, None, name)
         if self._scheme is None or self._is_plain(name):
             return self._stored(name)
         return self._scheme.stored(name, self._tensors)
@@ -84,7 +93,7 @@ class HFCheckpoint:
 
     def stored_part(self, name: str, part: Part) -> Stored:
         if place := self._experts.get(name):
-            return place.stored(self._stored(place.tensor), part, name)
+            return place.stored(self._tensors, part, name)
         if self._scheme is None or self._is_plain(name):
             return self.stored(name).part(part, name)
         return self._scheme.stored_part(name, self._tensors, part)
@@ -124,3 +133,7 @@ class HFCheckpoint:
             if name not in shards[shard].tensors:
                 raise ModelCorrupt(f"{shard} does not hold {name}, which {INDEX} says it does; download it again")
         return {name: shards[shard] for name, shard in places.items()}
+
+
+def _stacked(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[str, ExpertPlace]:
+    return granite_places(infos, names) if names.stacked == "granite" else expert_places(infos, names)

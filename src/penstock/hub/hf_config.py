@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelCorrupt, ModelUnsupported
-from penstock.core.model_config import ClampedSwiGLU, Experts, ModelConfig, check_sizes
+from penstock.core.model_config import ClampedSwiGLU, Experts, LinearAttention, ModelConfig, check_sizes
 from penstock.hub.families import FAMILY_FILES, FamilyFiles
+from penstock.hub.family_config import OWN_EXPERTS, family_fields, window_pattern
+from penstock.hub.hf_latent import grouped_experts, latent_attention, query_scale
 from penstock.hub.hf_rope import local_rope_theta, rope_scaling, rope_theta, rotated_part
 from penstock.hub.hf_vision import has_interleaved_sections, rope_sections, text_config, vision_config
 from penstock.hub.quantization import Quantization
@@ -35,7 +37,8 @@ def model_config(
     try:
         return check_sizes(
             replace(
-                _build(family, values, generation, has_head),
+                _with_latents(_build(family, values, generation, has_head), values, files),
+                **family_fields(family, values),
                 quantization=quantization,
                 vision=vision_config(whole),
                 rope_sections=rope_sections(whole),
@@ -66,9 +69,9 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         context_length=values["max_position_embeddings"],
         norm_eps=values.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta(values),
-        rope_scaling=rope_scaling(values, is_phi=files.rotates_a_part),
+        rope_scaling=rope_scaling(values, is_phi=family == "phi3"),
         tied_embeddings=values.get("tie_word_embeddings", not has_head),
-        attention_bias=biases_everywhere or files.biases == "on qkv",
+        attention_bias=_biases_on_qkv(files, values),
         output_bias=biases_everywhere,
         attention_sinks=files.has_sinks,
         windows=_windows(files, values),
@@ -80,9 +83,28 @@ def _build(family: str, values: Json, generation: Json, has_head: bool) -> Model
         activation=files.activation,
         norm_offset=1.0 if files.norms_from_one else 0.0,
         embedding_scale=values["hidden_size"] ** 0.5 if files.scales_embedding else 1.0,
-        experts=_experts(family, values) if files.experts else None,
+        output_gate=files.has_linear_attention,
+        linear=_linear_attention(values) if files.has_linear_attention else None,
+        experts=_experts(family, values)
+        if files.experts and not files.has_latents and family not in OWN_EXPERTS
+        else None,
         eos_token_ids=_end_tokens(values, generation),
         bos_token_id=values.get("bos_token_id"),
+    )
+
+
+def _with_latents(config: ModelConfig, values: Json, files: FamilyFiles) -> ModelConfig:
+    """Heads as they are attended: all of them share one key, of which the value is a part."""
+    if not files.has_latents:
+        return config
+    latent = latent_attention(values)
+    return replace(
+        config,
+        latent=latent,
+        num_kv_heads=1,
+        head_dim=latent.cached_dim,
+        query_scale=query_scale(values, latent),
+        experts=grouped_experts(config.architecture, values),
     )
 
 
@@ -101,6 +123,13 @@ def _reject_unknown_math(values: Json, files: FamilyFiles) -> None:
         raise ModelUnsupported("it has no biases on q, k and v (qkv_bias), which is not supported")
 
 
+def _biases_on_qkv(files: FamilyFiles, values: Json) -> bool:
+    says_so = bool(values.get("attention_bias", False))
+    if says_so and files.biases == "refused":
+        raise ModelUnsupported(f"its attention has biases (attention_bias), which {files.hf_class} here has not")
+    return files.biases == "on qkv" or (says_so and files.biases in ("as configured", "qkv as configured"))
+
+
 def _experts(family: str, values: Json) -> Experts:
     num_layers, every = values["num_hidden_layers"], values.get("decoder_sparse_step", 1)
     dense = values.get("mlp_only_layers") or ()
@@ -116,6 +145,26 @@ def _experts(family: str, values: Json) -> Experts:
     )
 
 
+def _linear_attention(values: Json) -> LinearAttention:
+    num_layers, every = values["num_hidden_layers"], values["full_attention_interval"]
+    types = values.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)
+    ]
+    unknown = sorted({*types} - {"linear_attention", "full_attention"})
+    if unknown:
+        raise ModelUnsupported(f"it has layers of {unknown[0]!r}, which is neither linear nor full attention")
+    if len(types) != num_layers:
+        raise ValueError(f"layer_types names {len(types)} layers of {num_layers}")
+    return LinearAttention(
+        layers=tuple(layer for layer, kind in enumerate(types) if kind == "linear_attention"),
+        num_key_heads=values["linear_num_key_heads"],
+        num_value_heads=values["linear_num_value_heads"],
+        key_dim=values["linear_key_head_dim"],
+        value_dim=values["linear_value_head_dim"],
+        kernel_size=values["linear_conv_kernel_dim"],
+    )
+
+
 def _clamped_swiglu(values: Json) -> ClampedSwiGLU:
     known = ClampedSwiGLU()
     return ClampedSwiGLU(values.get("swiglu_alpha", known.alpha), values.get("swiglu_limit", known.limit))
@@ -126,7 +175,7 @@ def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:
     num_layers: int = values["num_hidden_layers"]
     if files.windows == "refused" and values.get("use_sliding_window"):
         raise ModelUnsupported(f"{files.hf_class} with sliding windows (use_sliding_window) is not supported")
-    if files.windows in ("never", "refused") or not window:
+    if files.windows in ("never", "in chunks", "refused") or not window:
         return ()
     if files.windows == "on all layers":
         return (window,) * num_layers if window < values["max_position_embeddings"] else ()
@@ -140,11 +189,6 @@ def _windows(files: FamilyFiles, values: Json) -> tuple[int | None, ...]:
         "sliding_attention" if layer >= values["max_window_layers"] else "full_attention" for layer in range(num_layers)
     ]
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def window_pattern(num_layers: int, every: int) -> list[str]:
-    """Every so-many-th layer sees all, the others a window."""
-    return ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
 
 
 def _end_tokens(config: Json, generation: Json) -> tuple[int, ...]:

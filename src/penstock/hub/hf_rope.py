@@ -85,9 +85,9 @@ def _yarn(rope: Json, values: Json) -> RopeScaling:
     original: int = rope.get("original_max_position_embeddings") or values["max_position_embeddings"]
     factor = rope.get("factor") or values["max_position_embeddings"] / original
     scale, scale_of_all = rope.get("mscale"), rope.get("mscale_all_dim")
-    magnitude = _yarn_magnitude(factor, 1.0)
+    magnitude = yarn_magnitude(factor, 1.0)
     if scale and scale_of_all:
-        magnitude = _yarn_magnitude(factor, scale) / _yarn_magnitude(factor, scale_of_all)
+        magnitude = yarn_magnitude(factor, scale) / yarn_magnitude(factor, scale_of_all)
     if rope.get("attention_factor") is not None:
         magnitude = rope["attention_factor"]
     return RopeScaling(
@@ -101,7 +101,7 @@ def _yarn(rope: Json, values: Json) -> RopeScaling:
     )
 
 
-def _yarn_magnitude(factor: float, scale: float) -> float:
+def yarn_magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

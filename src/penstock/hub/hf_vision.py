@@ -16,12 +16,24 @@ from penstock.core.model_config import VisionConfig
 Json = Mapping[str, Any]
 
 # Model types with a decoder that can be served by itself: what is not understood of them takes no images.
-WITH_IMAGES = ("gemma3", "idefics3", "smolvlm", "qwen2_5_vl", "qwen3_vl")
+WITH_IMAGES = (
+    "gemma3",
+    "idefics3",
+    "llama4",
+    "mistral3",
+    "smolvlm",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
 _OUTER = ("eos_token_id", "bos_token_id", "quantization_config")
 # By model type, the decoder's config where the files say nothing, and the frequencies of M-RoPE likewise.
 _QWEN_TEXT: dict[str, Json] = {
     "qwen2_5_vl": {"model_type": "qwen2", "rope_theta": 1_000_000.0},
     "qwen3_vl": {"model_type": "qwen3", "rope_theta": 500_000.0, "head_dim": 128},
+    "qwen3_5": {"model_type": "qwen3_5_text"},  # text alone: its images are not read
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }
 _SECTIONS = {"qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
 
@@ -39,6 +51,8 @@ _NAMES = {
     "model.connector.": "connector.",
     "visual.": "vision.",
     "model.visual.": "vision.",
+    "vision_model.": "",
+    "mtp.": "",  # drafts of the model's own: layers that predict several tokens
     "vision_tower.": "",
     "multi_modal_projector.": "",
     "model.vision_tower.": "",
@@ -75,6 +89,8 @@ def text_config(config: Json) -> Json:
         inner = {"model_type": "llama", **{key: value for key, value in inner.items() if key != "tie_word_embeddings"}}
         if config.get("tie_word_embeddings"):
             outer["tie_word_embeddings"] = True
+    if kind == "llama4":
+        inner = {**inner, "model_type": "llama4_text"}
     return {**inner, **outer}
 
 

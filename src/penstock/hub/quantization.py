@@ -18,11 +18,12 @@ from penstock.hub.safetensors_file import TensorInfo
 from penstock.hub.stored import Part, Stored, StoredTensor
 
 Json = Mapping[str, Any]
-Quantization = Literal["fp8", "int8", "int4", "w8a8"]
+Quantization = Literal["fp8", "int8", "int4", "w8a8", "mxfp4"]
 
 SUPPORTED = (
     "GPTQ and AWQ (gemm) in 4 bits, GPTQ in 8; compressed-tensors in 4 and 8 bits (pack-quantized), 8-bit integers "
-    "(int-quantized) and FP8; FP8 (E4M3) with a scale per tensor or per row, as compressed-tensors, fbgemm_fp8 or fp8"
+    "(int-quantized) and FP8; FP8 (E4M3) with a scale per tensor or per row, as compressed-tensors, fbgemm_fp8 or fp8, "
+    "or for each block, as fp8; MXFP4 experts (gpt-oss)"
 )
 
 
@@ -51,7 +52,8 @@ class Tensors:
 
 class Scheme(Protocol):
     @property
-    def quantization(self) -> Quantization: ...
+    def quantization(self) -> Quantization | None:
+        """The format of its weights once they are read; None: they are plain then."""
 
     def weights(self, names: Set[str]) -> frozenset[str]:
         """The weights that are made of other tensors, by the names of plain ones (`….q_proj.weight`)."""

@@ -57,7 +57,7 @@ def default_name(spec: str) -> str:
     if url_source(spec) is not None:
         return remote_name(spec)
     path = local_path(spec).resolve()
-    return path.stem if path.suffix == ".gguf" else path.name
+    return path.stem if path.suffix in (".gguf", ".onnx") else path.name
 
 
 def _suggestion(spec: str) -> str:

@@ -13,6 +13,8 @@ from penstock.core.errors import ModelCorrupt, ModelUnsupported
 
 NumberFormat = Literal["F32", "BF16", "F16", "F8_E4M3", "I8"]
 FloatArray = npt.NDArray[np.float32]
+MXFP4_GROUP = 32  # columns that share a scale
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # by their 4 bits
 
 # numpy has neither bfloat16 nor float8: such arrays hold the bits.
 STORED_AS: dict[NumberFormat, np.dtype[Any]] = {
@@ -145,7 +147,39 @@ class GroupedTensor:
         )
 
 
-Stored = StoredTensor | GroupedTensor
+@dataclass(frozen=True)
+class Mxfp4Tensor:
+    """A weight in MXFP4: numbers of 4 bits (e2m1), with a power of two for every 32 columns."""
+
+    values: npt.NDArray[np.uint8]  # [rows, columns / 2], the first of two in the lower half
+    scales: npt.NDArray[np.uint8]  # [rows, columns / 32]: exponents, which count from -127 (e8m0)
+
+    def widened(self) -> FloatArray:
+        wide = E2M1[unpacked(self.values)].reshape(*self.scales.shape, MXFP4_GROUP)
+        found: FloatArray = np.ldexp(wide, self.scales[:, :, None].astype(np.int32) - 127).reshape(self.shape)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, stored = self.values.shape
+        return rows, stored * 2
+
+    def part(self, part: Part, name: str) -> Mxfp4Tensor:
+        """Whole groups of inputs only: each group has one scale."""
+        part.check(self.shape, name)
+        first, last = part.column_range
+        if first % MXFP4_GROUP or last % MXFP4_GROUP:
+            cut = first if first % MXFP4_GROUP else last
+            raise ModelUnsupported(
+                f"tensor '{name}' cannot be split at input {cut}: its groups of {MXFP4_GROUP} inputs (MXFP4) would be "
+                "cut. Use fewer ranks, or share out whole experts (ep)"
+            )
+        packed = Part(self.values.shape, part.rows, slice(first // 2, last // 2))
+        groups = Part(self.scales.shape, part.rows, slice(first // MXFP4_GROUP, last // MXFP4_GROUP))
+        return Mxfp4Tensor(_cut(self.values, packed), _cut(self.scales, groups))
+
+
+Stored = StoredTensor | GroupedTensor | Mxfp4Tensor
 
 
 def _cut(array: npt.NDArray[Any], part: Part) -> npt.NDArray[Any]:

@@ -17,6 +17,7 @@ from penstock.kv.disk import BlockFiles, DiskBlocks
 from penstock.kv.host import HostBlocks
 from penstock.kv.pool import BlockPool
 from penstock.kv.routing import RoutingBlocks
+from penstock.kv.states import StateSlots
 
 
 class TokenHashes:
@@ -59,6 +60,9 @@ class PrefixMatch:
     on_host: tuple[BlockHash, ...] = ()  # full blocks after those, to be copied from host memory
     num_beyond: int = 0  # full blocks after those, on disk or on the host: to be fetched first
     is_pending: bool = False  # the next block is being computed by a running sequence, or read from disk, right now
+    # With recurrent states: where the known blocks end, if that is beyond the last snapshot. Whoever comes by there
+    # should leave one: it is where prompts part.
+    parting: int = 0
 
 
 class BlockTable:
@@ -68,6 +72,8 @@ class BlockTable:
         self, cache: KVCache, block_ids: list[int], num_published: int, awaited: Sequence[BlockHash], num_shared: int
     ) -> None:
         self.block_ids = block_ids
+        self.state_slot: int | None = None  # of its recurrent state, if the model has one
+        self._snapshots_at: list[int] = []  # tokens at which a snapshot of it is worth taking, in ascending order
         self.num_shared = num_shared  # of its blocks, held by others when it took them
         self._cache = cache
         self._num_published = num_published
@@ -83,6 +89,19 @@ class BlockTable:
             return False
         self.block_ids.extend(fresh)
         return True
+
+    def reach(self, start: int, count: int) -> int:
+        """How many of the tokens from `start` a slice may have: none goes past a place where a snapshot is taken."""
+        ends = [place - start for place in self._snapshots_at if place > start]
+        return min(count, *ends) if ends else count
+
+    def keep_state(self, num_computed: int, hashes: TokenHashes) -> None:
+        """A slice is planned that begins here: what the state is before it may be worth keeping."""
+        while self._snapshots_at and self._snapshots_at[0] <= num_computed:
+            if self._snapshots_at.pop(0) == num_computed:
+                assert self._cache.states is not None
+                assert self.state_slot is not None
+                self._cache.states.keep(self.state_slot, hashes.parent(num_computed // self._cache.pool.block_size))
 
     def publish(self, hashes: TokenHashes, token_ids: Sequence[int], num_computed: int) -> None:
         """Make every block found whose content is complete now that `num_computed` tokens are in the cache."""
@@ -102,6 +121,9 @@ class BlockTable:
     def release(self) -> None:
         self._cache.pool.release(self.block_ids)
         self.block_ids = []
+        if self.state_slot is not None and self._cache.states is not None:
+            self._cache.states.release(self.state_slot)
+            self.state_slot = None
         for announced in self._announced:
             self._cache.retract(announced)
         self._announced = []
@@ -122,8 +144,11 @@ class KVCache:
         routing_tokens: int = 0,
         host_blocks: int = 0,
         copy_s: float = 0.0,
+        states: StateSlots | None = None,
     ) -> None:
-        """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back."""
+        """`host_blocks`: more of them, in host memory; `copy_s`: what it takes to copy one there and back.
+        `states`: of a model whose sequences have recurrent ones, as many as may run."""
+        self.states = states
         self.pool = BlockPool(num_blocks, block_size)
         if host_blocks and share_prefixes:
             self.pool.host = HostBlocks(host_blocks, num_blocks, block_size=block_size, copy_s=copy_s)
@@ -185,6 +210,8 @@ class KVCache:
             if block_id is None:
                 break
             found.append(block_id)
+        if self.states is not None:
+            return self._match_with_state(self.states, hashes, found)
         on_host = self._on_host(hashes.hashes[len(found) : limit // size])
         index = len(found) + len(on_host)
         start = index * size
@@ -194,6 +221,13 @@ class KVCache:
         partial = pool.find_partial(hashes.parent(index), token_ids[start : min(start + size, limit)])
         block, common = partial or (None, 0)
         return PrefixMatch(tuple(found), start + common, partial_block=block, on_host=on_host, num_beyond=beyond)
+
+    def _match_with_state(self, states: StateSlots, hashes: TokenHashes, found: list[int]) -> PrefixMatch:
+        """Of a chain's blocks that are here, those up to the last one with a snapshot. Nobody waits for others' blocks:
+        they may bring none."""
+        size = self.pool.block_size
+        count = next((n for n in range(len(found), 0, -1) if hashes.hashes[n - 1] in states), 0)
+        return PrefixMatch(tuple(found[:count]), count * size, parting=len(found) * size)
 
     def _on_host(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
         """How the chain goes on in host memory, unless computing it is faster, or somebody is."""
@@ -267,7 +301,7 @@ class KVCache:
         shared = len(match.block_ids)
         fresh = self.blocks_for(num_tokens) - shared
         revived = sum(pool.is_free(block_id) for block_id in match.block_ids)
-        if fresh + revived + reserve > pool.num_free:
+        if fresh + revived + reserve > pool.num_free or (self.states is not None and not self.states.num_free):
             return None
         for block_id in match.block_ids:
             pool.retain(block_id)
@@ -281,13 +315,30 @@ class KVCache:
                 pool.host.put_back(own, hashes.parent(index), source)
         pool.moves += zip(sources, taken, strict=False)
         known = shared + len(match.on_host)
-        awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if self.shares_prefixes else []
+        is_awaited = self.shares_prefixes and self.states is None
+        awaited = hashes.hashes[known : self.blocks_for(num_tokens)] if is_awaited else []
         self._pending.update(awaited)
         table = BlockTable(self, [*match.block_ids, *taken], shared, awaited, shared - revived)
+        if self.states is not None:
+            self._give_state(self.states, table, match, num_tokens, hashes)
         if match.on_host:
             table.publish(hashes, token_ids, known * pool.block_size)
             self._arriving.update(table.block_ids[shared:known])
         return table
+
+    def _give_state(
+        self, states: StateSlots, table: BlockTable, match: PrefixMatch, num_tokens: int, hashes: TokenHashes
+    ) -> None:
+        """A slot, with the state at the end of the match, and the places where others may want to go on from: where
+        known blocks end, and where this prompt's do."""
+        slot, size, known = states.allocate(), self.pool.block_size, match.num_tokens
+        assert slot is not None
+        table.state_slot = slot
+        if known:
+            states.resume(hashes.parent(known // size), slot)
+        if self.shares_prefixes and states.num_snapshots:
+            places = {match.parting, (num_tokens - 1) // size * size}
+            table._snapshots_at = sorted(place for place in places if place > known and place >= states.min_tokens)
 
     def observe(
         self, prefill_tokens: int, step_s: float, num_decodes: int = 0, moves: Sequence[tuple[int, int]] = ()
@@ -323,6 +374,8 @@ class KVCache:
         """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""
         assert self.pool.num_free == self.pool.num_blocks, "a sequence holds blocks"
         self.undo(self.pool.take_moves())  # that no step has made
+        if self.states is not None:
+            self.states.clear()
         self.pool.clear()
 
     def retract(self, announced: BlockHash) -> None:

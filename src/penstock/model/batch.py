@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -49,6 +50,23 @@ class Angles:
 
 
 @dataclass(frozen=True)
+class LayerState:
+    """One linear layer's recurrent states of all sequences, by slot. Slot 0 is nobody's: padding goes there."""
+
+    conv: Tensor  # [slots, kernel - 1, channels] float32: what was convolved last, the newest at the end
+    recurrent: Tensor  # [slots, heads, key_dim, value_dim] float32
+
+
+@dataclass(frozen=True)
+class BatchStates:
+    """Where the recurrent state of each of a batch's sequences lies. One that is at its first token begins from zero,
+    whatever is in its slot."""
+
+    slots: Tensor  # [sequences] int32
+    layers: Sequence[LayerState]  # of the linear layers of this rank's stage, in their order
+
+
+@dataclass(frozen=True)
 class Batch:
     """The tokens of sequence s are rows query_starts[s] to query_starts[s + 1]; they are the last ones of its
     context, so row r of them sits at position context_lens[s] - (query_starts[s + 1] - r)."""
@@ -68,6 +86,7 @@ class Batch:
     images: ImageRows | None = None
     turns: Tensor | None = None  # [3, tokens] int32: time, row and column that a token is rotated by; None: positions
     angles: Angles | None = None  # that follow from them: the decoder makes them for all its layers
+    states: BatchStates | None = None  # of models with a recurrent state
 
     @property
     def num_tokens(self) -> int:

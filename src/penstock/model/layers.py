@@ -19,12 +19,12 @@ from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
 from penstock.model.quantized import Weight
 from penstock.model.ranks import gathered_head, split_embedding
-from penstock.model.rope import rope_tables, still_tables
+from penstock.model.rope import layer_ropes
 from penstock.model.sequence import SequenceGroup
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
 from penstock.model.turning import Turning, turned
-from penstock.model.weights import Weights
+from penstock.model.weights import Outputs, Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
 LOADERS = 2
@@ -67,13 +67,16 @@ def attention_spec(weights: Weights, layer: int) -> AttentionSpec:
         head_dim=config.head_dim,
         scale=config.query_scale or config.head_dim**-0.5,
         window=config.window(layer),
+        in_chunks=config.in_chunks,
         cap=config.attention_cap,
         sequence=SequenceGroup(weights.ranks) if shard.sp > 1 else None,
+        value_dim=config.cached_value_dim,
     )
 
 
 def load_norm(weights: Weights, path: str) -> Norm:
-    return Norm(weights.norm(f"{path}.weight", weights.config.hidden_size), weights.config.norm_eps)
+    """A norm of the stream."""
+    return Norm(weights.norm(f"{path}.weight", weights.config.hidden_size), weights.config.stream_eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +125,17 @@ class MLP:
     down: Linear
 
     @classmethod
-    def load(cls, layer: Weights, norm: str = "post_attention_layernorm") -> MLP:
-        weights = layer.at("mlp")
+    def load(
+        cls, layer: Weights, norm: str = "post_attention_layernorm", block: str = "mlp", *, is_joined: bool = False
+    ) -> MLP:
+        """`is_joined`: files have gate and up as one tensor."""
+        weights = layer.at(block)
         hidden, ffn = weights.config.hidden_size, weights.config.intermediate_size
+        made_of: Outputs = {"gate_up_proj": (Axis(ffn), Axis(ffn))} if is_joined else {"gate_proj": ffn, "up_proj": ffn}
         return cls(
             ops=weights.ops,
             norm=load_norm(layer, norm),
-            gate_up=weights.linear(
-                {"gate_proj": ffn, "up_proj": ffn}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
-            ),
+            gate_up=weights.linear(made_of, hidden, split=Split.COLUMNS, precise=weights.is_end_layer),
             down=weights.linear({"down_proj": hidden}, ffn, split=Split.ROWS),
         )
 
@@ -211,6 +216,7 @@ class Decoder:
     head: Linear
     after: Link | None = None  # the next stage of a pipeline, which makes the logits; None: this one does
     turning: Turning | None = None  # of layers whose rotation does not follow from positions alone
+    stage_layers: range = range(0)  # their numbers in the whole model
 
     @classmethod
     def load(cls, weights: Weights, load_layer: LayerLoader, progress: Progress) -> Decoder:
@@ -226,6 +232,7 @@ class Decoder:
             head=head,
             after=weights.stage.after,
             turning=Turning.of(config, weights.ops.device),
+            stage_layers=weights.stage.of(config.num_layers),
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
@@ -237,12 +244,29 @@ class Decoder:
             own = batch.images.level(0, embedded.shape[1])
             embedded.index_copy_(0, batch.images.rows, own.to(embedded.dtype))
         stream = Stream(embedded)
-        self.ops.run_layers(self.layers, stream, kv, batch)
+        self.ops.run_layers(self.layers, stream, self.by_layer(kv), batch)
         if self.after is not None:
             self.after.send(stream.total())
             return stream.residual.new_empty(0, self.config.vocab_size)
-        logits = self.ops.norm_linear(stream.at(batch.logit_rows), self.norm, self.head)
+        return self.logits(stream.at(batch.logit_rows))
+
+    def logits(self, stream: Stream) -> Tensor:
+        """[rows, vocab], after the last layer."""
+        logits = self.ops.norm_linear(stream, self.norm, self.head)
+        if self.config.logit_divisor != 1.0:
+            logits = logits / self.config.logit_divisor
         return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
+
+    def by_layer(self, kv: Sequence[LayerKV]) -> Sequence[LayerKV]:
+        """The caches of its layers that attend, for all of its layers: a linear one does not look at what it is given,
+        and has that of a layer beside it."""
+        if self.config.linear is None:
+            return kv
+        place, found = 0, []
+        for layer in self.stage_layers:
+            found.append(kv[min(place, len(kv) - 1)])
+            place += not self.config.is_linear(layer)
+        return found
 
 
 def decoder_of(load_layer: LayerLoader) -> Family:
@@ -266,9 +290,9 @@ def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
     else:  # one after the other: the two are the largest tensors there are
         embedding = weights.ops.embedding(_table(weights, _EMBEDDING)) if stage.before is None else stage.stream_of
         head = _head(weights) if stage.after is None else _elsewhere
-    vocab, ranks, scale = weights.config.vocab_size, weights.ranks, weights.config.embedding_scale
+    vocab, ranks = weights.config.vocab_size, weights.ranks
     if stage.before is None:
-        embedding = _scaled(split_embedding(embedding, vocab, ranks), scale, weights.ops)
+        embedding = _scaled(split_embedding(embedding, vocab, ranks), weights.config, weights.ops)
     return embedding, gathered_head(head, vocab, ranks) if stage.after is None else head
 
 
@@ -289,22 +313,22 @@ def _elsewhere(x: Tensor) -> Tensor:
     raise AssertionError("the last stage has the head")
 
 
-def _scaled(embedding: Linear, scale: float, ops: Ops) -> Linear:
-    if scale == 1.0:
+def _scaled(embedding: Linear, config: ModelConfig, ops: Ops) -> Linear:
+    if config.stream_scale == 1.0:
         return embedding
-    rounded = float(torch.tensor(scale, dtype=ops.activation_dtype))  # as it was in training
-    return lambda ids: embedding(ids) * rounded
+    rounded = float(torch.tensor(config.embedding_scale, dtype=ops.activation_dtype))  # as it was in training
+    scale = rounded / config.residual_scale
+    return lambda ids: embedding(ids) * scale
 
 
 def _load_layers(weights: Weights, load_layer: LayerLoader, progress: Progress) -> list[Layer]:
     num_layers, own = weights.config.num_layers, weights.stage.of(weights.config.num_layers)
-    tables = rope_tables if not weights.config.rope_sections else still_tables
-    rope = tables(weights.config, weights.ops.device, weights.max_context)
+    ropes = layer_ropes(weights.config, weights.ops.device, weights.max_context)
     layers = []
 
     def load(index: int) -> Layer:
         layer = replace(weights.at(f"model.layers.{index}"), layer=index, is_end_layer=index in (0, num_layers - 1))
-        return load_layer(layer, rope, index)
+        return load_layer(layer, ropes(index), index)
 
     with ThreadPoolExecutor(LOADERS, thread_name_prefix="load-layer") as pool:
         for layer in pool.map(load, own):

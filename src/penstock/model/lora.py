@@ -166,14 +166,17 @@ def _host_pair(site: Site, found: dict[str, LowRank]) -> HostPair:
     a: list[Tensor] = []
     parts: list[tuple[Tensor, float, int, int]] = []
     column, rank = 0, 0
-    assert site.order is None or len(site.outputs) == 1, "an order is of one projection's outputs"
     for name, size in site.outputs.items():
         pair = found.get(name)
         if pair is not None:
             own = site.parts.get(name)
             a.append(_copied(pair.a) if own is None else _copied(pair.a)[:, slice(*own[0].column_range)])
             b = _copied(pair.b) if own is None else torch.cat([_copied(pair.b)[part.rows] for part in own])
-            parts.append((b if site.order is None else b[site.order.cpu()], pair.scale, rank, column))
+            if site.order is not None:
+                order = site.order[column : column + size].cpu() - column
+                assert 0 <= order.min() <= order.max() < size, "an order keeps projections apart"
+                b = b[order]
+            parts.append((b, pair.scale, rank, column))
             rank += pair.rank
         column += size
     return HostPair(torch.cat([each.float() for each in a]) if len({x.dtype for x in a}) > 1 else torch.cat(a), parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,13 +14,33 @@ from penstock.core.model_config import ModelConfig, RopeScaling
 from penstock.model.ops import Rope
 
 
+def layer_ropes(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Callable[[int], Rope]:
+    """The tables of each layer."""
+    tables = still_tables if config.rope_sections else rope_tables
+    rope = tables(config, device, max_context)
+    still = still_tables(config, device, max_context) if config.unrotated_layers else rope
+    local = rope
+    if config.local_rope_theta is not None:
+        nearby = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+        local = rope_tables(nearby, device, max_context)
+
+    def of(layer: int) -> Rope:
+        if layer in config.unrotated_layers:
+            return still
+        return rope if config.window(layer) is None else local
+
+    return of
+
+
 def rope_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
     """Angles of every position up to the model's context, computed in float32 whatever the activations are."""
+    if config.latent is not None:  # its rotated part alone
+        config = replace(config, head_dim=config.latent.rotary_dim, latent=None)
     rotary_dim, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
     if scaling and scaling.kind == "longrope":
         scaling = _one_set(scaling, max_context or config.context_length)
     frequencies = inverse_frequencies(rotary_dim, config.rope_theta, scaling)
-    positions = torch.arange(config.context_length, dtype=torch.float32)
+    positions = torch.arange(_num_positions(config, max_context), dtype=torch.float32)
     angles = torch.outer(positions, frequencies)  # [context, rotary_dim / 2]
     magnitude = scaling.magnitude if scaling else 1.0
     still = (config.head_dim - rotary_dim) // 2  # pairs that do not turn: see `paired_rows`
@@ -29,18 +50,22 @@ def rope_tables(config: ModelConfig, device: torch.device, max_context: int | No
 
 
 def still_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
-    """Angles of zero: heads are rotated before kernels see them (see `model.turning`)."""
-    shape = (config.context_length, config.head_dim // 2)
+    """Angles of zero: heads are rotated before kernels see them (see `model.turning`), or not at all."""
+    shape = (_num_positions(config, max_context), config.head_dim // 2)
     return Rope(cos=torch.ones(shape, device=device), sin=torch.zeros(shape, device=device))
 
 
-def paired_rows(head_dim: int, rotary_dim: int) -> Tensor:
-    """Where only the first dimensions of a head are rotated: in which order its dimensions must lie for the halves of a
-    whole head to be the pairs that turn together, and behind them those that do not. q and k have the same order, and
-    so the same products."""
-    first, second, rest = torch.arange(head_dim).split_with_sizes(
-        [rotary_dim // 2, rotary_dim // 2, head_dim - rotary_dim]
-    )
+def _num_positions(config: ModelConfig, max_context: int | None) -> int:
+    """A model of ten million tokens has tables of gigabytes, of which most serve nobody."""
+    return min(config.context_length, max_context or config.context_length)
+
+
+def paired_rows(head_dim: int, rotary_dim: int, *, neighbours: bool = False) -> Tensor:
+    """Where only the first dimensions of a head are rotated, or `neighbours` turn together: in which order its
+    dimensions must lie for the halves of a whole head to be the pairs that turn together, and behind them those that do
+    not. q and k have the same order, and so the same products."""
+    turning, rest = torch.arange(head_dim).split_with_sizes([rotary_dim, head_dim - rotary_dim])
+    first, second = turning.view(-1, 2).unbind(1) if neighbours else turning.chunk(2)
     still = rest.chunk(2)
     return torch.cat((first, still[0], second, still[1]) if rest.numel() else (first, second))
 

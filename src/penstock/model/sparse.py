@@ -7,32 +7,33 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.core.model_config import Experts
-from penstock.hub.families import FAMILY_FILES
+from penstock.hub.families import FAMILY_FILES, ExpertNames
 from penstock.model.batch import Batch
 from penstock.model.expert_layers import ExpertLayers
 from penstock.model.layers import Attention, load_norm
-from penstock.model.ops import ExpertLinears, ExpertWeights, LayerKV, Linear, Norm, Ops, Stream
+from penstock.model.ops import Choose, ExpertLinears, ExpertWeights, LayerKV, Linear, Norm, Ops, Stream
 from penstock.model.ops.experts import ExpertMap
 from penstock.model.ranks import Ranks
+from penstock.model.routing import GroupedChoice
 from penstock.model.shard import Split
 from penstock.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One that every token passes, weighed by a gate of its own."""
+    """One that every token passes, weighed by a gate of its own or added as it is."""
 
     ops: Ops
-    gate: Linear  # one output
+    gate: Linear | None  # one output; None: there is none
     gate_up: Linear
     down: Linear
 
     @classmethod
-    def load(cls, weights: Weights, config: Experts, hidden: int) -> SharedExpert:
-        width, inner = config.shared_intermediate_size, weights.at("shared_expert")
+    def load(cls, weights: Weights, config: Experts, hidden: int, name: str = "shared_expert") -> SharedExpert:
+        width, inner = config.shared_intermediate_size, weights.at(name)
         return cls(
             ops=weights.ops,
-            gate=weights.ops.linear(weights.tensor("shared_expert_gate.weight", 1, hidden)),
+            gate=weights.ops.linear(weights.tensor(f"{name}_gate.weight", 1, hidden)) if config.shared_gate else None,
             gate_up=inner.linear(
                 {"gate_proj": width, "up_proj": width}, hidden, split=Split.COLUMNS, precise=weights.is_end_layer
             ),
@@ -42,7 +43,7 @@ class SharedExpert:
     def beside(self, x: Tensor, found: Tensor) -> Tensor:
         """What the other experts found, and what this one makes of x."""
         made = self.down(self.ops.gated(self.gate_up(x), "silu"))
-        return self.ops.add_shared(found, made, self.gate(x))
+        return found + made if self.gate is None else self.ops.add_shared(found, made, self.gate(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class SparseMLP:
     normalized: bool
     ranks: Ranks | None = None  # those whose parts of each expert are summed, of all experts at once; None: one has all
     map: ExpertMap | None = None  # where experts are looked up and counted; None: all are here, and nobody counts
+    choose: Choose | None = None  # how experts are chosen; None: by the largest logits
 
     @classmethod
     def load(cls, layer: Weights) -> SparseMLP:
@@ -85,22 +87,33 @@ class SparseMLP:
             # Never quantized: it is small, and who is chosen may hang on its last bits.
             router=layer.ops.linear(block.tensor(f"{names.router}.weight", config.count, hidden), bias),
             experts=experts,
-            shared=SharedExpert.load(block, config, hidden) if config.shared_intermediate_size else None,
+            shared=SharedExpert.load(block, config, hidden, names.shared) if config.shared_intermediate_size else None,
             per_token=config.per_token,
             normalized=config.normalized,
             ranks=layer.ranks if layer.shard.size > 1 else None,
             map=found,
+            choose=_choice(block, names, config) if config.routing is not None else None,
         )
 
     def __call__(self, stream: Stream, batch: Batch | None = None) -> None:
         """`batch`: of the stream's tokens; None: nobody looks experts up by them."""
         x = self.ops.normed(stream, self.norm)
         logits = self.router(x)
-        ids, weights = self.ops.route(logits, self.per_token, normalized=self.normalized, experts=self.map, batch=batch)
+        ids, weights = self.ops.route(
+            logits, self.per_token, normalized=self.normalized, experts=self.map, batch=batch, choose=self.choose
+        )
         found = self.experts(x, ids, weights)
         if self.shared is not None:
             found = self.shared.beside(x, found)
         self.ops.add(stream, found if self.ranks is None else self.ranks.sum(found))
+
+
+def _choice(block: Weights, names: ExpertNames, config: Experts) -> Choose:
+    assert config.routing is not None
+    bias = None
+    if config.routing.has_bias:
+        bias = block.tensor(names.choice_bias, config.count).float()
+    return GroupedChoice(config.routing, config.normalized, bias)
 
 
 @dataclass(frozen=True, slots=True)

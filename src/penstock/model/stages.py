@@ -84,4 +84,7 @@ def _layer_weights(config: ModelConfig) -> float:
     if config.experts is not None:
         experts = config.experts
         ffn = 3 * (experts.per_token * experts.intermediate_size + experts.shared_intermediate_size)
-    return config.hidden_size * (2 * heads * config.head_dim + ffn)
+    attention: float = 2 * heads * config.head_dim
+    if config.latent is not None:
+        attention = config.latent.parameters(config.hidden_size, config.num_heads) / config.hidden_size
+    return config.hidden_size * (attention + ffn)

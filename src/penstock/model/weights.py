@@ -15,13 +15,14 @@ from torch import Tensor
 from penstock.core.errors import ModelCorrupt
 from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint, stored_part
-from penstock.hub.stored import GroupedTensor, NumberFormat, Part, Stored
+from penstock.hub.stored import GroupedTensor, Mxfp4Tensor, NumberFormat, Part, Stored
 from penstock.model.expert_layers import ExpertLayers
 from penstock.model.ops import Linear, Ops
 from penstock.model.quantized import Weight, joined, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 from penstock.model.ranks import Ranks, SingleRank, SummedLinear
 from penstock.model.shard import Axis, Shard, Split
 from penstock.model.stages import Stage
@@ -153,8 +154,12 @@ class Weights:
 
     def weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
         """Such projections' weights, as they are to be kept, to be packed by the caller."""
+        return self.quantize(self.stored_weight(outputs, inputs, split=split))
+
+    def stored_weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
+        """The same, as they are stored."""
         made_of = self._projections(outputs, inputs, split)
-        return self.quantize(joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of]))
+        return joined([self._weight(f"{p.path}.weight", *p.shape, parts=p.parts) for p in made_of])
 
     def sinks(self, path: str, heads: Axis) -> Tensor:
         """Scores of the attention heads that attend on this rank: where ranks share out tokens, those of its group."""
@@ -251,6 +256,8 @@ def on_device(stored: Stored, device: torch.device, move: Move = _copied) -> Wei
 
     if isinstance(stored, GroupedTensor):
         return _grouped(stored, moved)
+    if isinstance(stored, Mxfp4Tensor):
+        return Mxfp4Weight(moved(stored.values, torch.uint8), moved(stored.scales, torch.uint8))
     values = moved(stored.values, DTYPES[stored.format])
     if stored.format not in ("F8_E4M3", "I8"):
         return values

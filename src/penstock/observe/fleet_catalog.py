@@ -52,6 +52,34 @@ REVERSALS = Metric(
     "Steps up or down of the last hour that were taken back within five minutes.",
     _POOL,
 )
+MODEL_STATE = Metric(
+    "penstock_fleet_model_state",
+    "gauge",
+    "1 for the state of a model that shares a device: loaded, loading, draining, leaving, parked, waking or unloaded.",
+    (*_POOL, "state"),
+)
+MODEL_MEMORY = Metric(
+    "penstock_fleet_model_memory_bytes",
+    "gauge",
+    "Memory of the shared device that a model holds by the memory plan, all of it (held) and its KV cache (kv).",
+    (*_POOL, "part"),
+)
+MODEL_PINNED = Metric("penstock_fleet_model_pinned", "gauge", "1 while a model may not leave its shared device.", _POOL)
+MODEL_WAITING = Metric(
+    "penstock_fleet_model_waiting_requests", "gauge", "Requests held until their model is on its shared device.", _POOL
+)
+MODEL_MOVES = Metric(
+    "penstock_fleet_model_moves_total",
+    "counter",
+    "Times that a model came to its shared device (load) and left it (unload). From zero with each controller.",
+    (*_POOL, "move"),
+)
+DEVICE_MEMORY = Metric(
+    "penstock_fleet_device_memory_bytes",
+    "gauge",
+    "Memory of a device that models share: for all of them (total), and what they hold (held).",
+    ("device", "part"),
+)
 COST = Metric("penstock_fleet_cost_per_hour", "gauge", "Money per hour of a pool's replicas in their states.", _POOL)
 STATUS_AGE = Metric(
     "penstock_fleet_status_age_seconds", "gauge", "Time since a controller last looked at a pool.", _POOL

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from penstock.api.model_order import MODELS_PATH
 from penstock.api.oip.answer import CompletionReader, Generated, Refusal, read_refusal, read_whole
 from penstock.api.oip.metadata import model_metadata, server_metadata
 from penstock.api.oip.request import InferenceRequest, model_name
@@ -21,7 +22,8 @@ from penstock.http.limits import ClientLimits
 from penstock.http.message import Request
 from penstock.http.server import App, BodyGate, OpenGate
 from penstock.oip.inner_exchange import Caller, InnerExchange, ask
-from penstock.oip.tensor_calls import TensorCalls
+from penstock.oip.ordered_models import OrderedModels
+from penstock.oip.tensor_calls import RepositoryCalls, TensorCalls
 
 COMPLETIONS = b"/v1/completions"
 _SHOWN = (b"x-request-id", b"server-timing")
@@ -42,14 +44,17 @@ class Calls:
         *,
         max_body_bytes: int = ClientLimits().max_body_bytes,
         tensors: TensorCalls | None = None,
+        repository: RepositoryCalls | None = None,
     ) -> None:
         """`gate`: the application's, for bodies; `can_serve`: None: any of its models, if the application is ready;
-        `tensors`: models that take tensors, if there may be any."""
+        `tensors`: models that take tensors, if there may be any; `repository`: None: its models come and go
+        by orders, if they do."""
         self._app = app
         self._gate = gate or OpenGate()
         self._can_serve = can_serve
         self.max_body_bytes = max_body_bytes
         self._tensors = tensors
+        self.repository = repository or OrderedModels(app, self.is_model_ready)
 
     def tensors_of(self, model: str) -> TensorCalls | None:
         """Who answers for a model that takes tensors; None: it makes text."""
@@ -67,6 +72,10 @@ class Calls:
     def body_owner(self, caller: Caller) -> str | None:
         """The owner of the body of an inference that is about to arrive. Raises where it is not wanted."""
         return self._gate.body_owner(caller.request(b"POST", COMPLETIONS))
+
+    def order_owner(self, caller: Caller) -> str | None:
+        """The same of a body with an order to load or unload a model: an admin's."""
+        return self._gate.body_owner(caller.request(b"POST", MODELS_PATH.encode()))
 
     def turn_away(self, caller: Caller, error: PenstockError) -> None:
         """Lets the application know, and count, that a body was not read."""
@@ -107,7 +116,7 @@ class Calls:
     async def server_metadata(self, caller: Caller) -> dict[str, Any]:
         """For whoever may ask which models there are."""
         await self._get(caller, b"/v1/models")
-        return server_metadata()
+        return server_metadata(has_tensors=self._tensors is not None)
 
     async def model_metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         if (tensors := self.tensors_of(model)) is not None:

@@ -73,11 +73,43 @@ CONFIG = {
         "max_queue_size": (4, "uint32"),
     },
 }
+_PARAMETERS = "map:ModelRepositoryParameter"
+REPOSITORY = {
+    "RepositoryIndexRequest": {"repository_name": (1, "string"), "ready": (2, "bool")},
+    "RepositoryIndexResponse": {"models": (1, "*RepositoryIndexResponse.ModelIndex")},
+    "RepositoryIndexResponse.ModelIndex": {
+        "name": (1, "string"),
+        "version": (2, "string"),
+        "state": (3, "string"),
+        "reason": (4, "string"),
+    },
+    "ModelRepositoryParameter": {
+        "bool_param": (1, "|bool"),
+        "int64_param": (2, "|int64"),
+        "string_param": (3, "|string"),
+        "bytes_param": (4, "|bytes"),
+    },
+    "RepositoryModelLoadRequest": {
+        "repository_name": (1, "string"),
+        "model_name": (2, "string"),
+        "parameters": (3, _PARAMETERS),
+    },
+    "RepositoryModelLoadResponse": {},
+    "RepositoryModelUnloadRequest": {
+        "repository_name": (1, "string"),
+        "model_name": (2, "string"),
+        "parameters": (3, _PARAMETERS),
+    },
+    "RepositoryModelUnloadResponse": {},
+}
 METHODS = {
     "ModelConfig": ("ModelConfigRequest", "ModelConfigResponse"),
     "ModelStatistics": ("ModelStatisticsRequest", "ModelStatisticsResponse"),
+    "RepositoryIndex": ("RepositoryIndexRequest", "RepositoryIndexResponse"),
+    "RepositoryModelLoad": ("RepositoryModelLoadRequest", "RepositoryModelLoadResponse"),
+    "RepositoryModelUnload": ("RepositoryModelUnloadRequest", "RepositoryModelUnloadResponse"),
 }
-ONEOFS = {"ModelVersionPolicy": "policy_choice"}
+ONEOFS = {"ModelVersionPolicy": "policy_choice", "ModelRepositoryParameter": "parameter_choice"}
 
 _TYPES = (
     "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",

@@ -86,7 +86,7 @@ METHODS = {
 FILE = ProtoFile(
     "grpc_service.proto",
     "inference",
-    MESSAGES | descriptions.STATISTICS | descriptions.CONFIG,
+    MESSAGES | descriptions.STATISTICS | descriptions.CONFIG | descriptions.REPOSITORY,
     oneofs={"InferParameter": "parameter_choice"} | descriptions.ONEOFS,
     services={"GRPCInferenceService": METHODS},
 )

@@ -185,6 +185,9 @@ class OverGrpc:
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_load,
+            "RepositoryModelUnload": self._repository_unload,
         }
         handlers = {}
         for name, (request, response) in METHODS.items():
@@ -229,6 +232,19 @@ class OverGrpc:
 
     async def _model_statistics(self, request: Message, caller: Caller) -> dict[str, Any]:
         return await self._calls.known_tensors_of(request.name).statistics(caller, request.name, request.version)
+
+    # -- the repository
+
+    async def _repository_index(self, request: Message, caller: Caller) -> dict[str, Any]:
+        return {"models": await self._calls.repository.index(_named(caller), only_ready=request.ready)}
+
+    async def _repository_load(self, request: Message, caller: Caller) -> dict[str, Any]:
+        await self._calls.repository.load(_named(caller), request.model_name, _parameters(request))
+        return {}
+
+    async def _repository_unload(self, request: Message, caller: Caller) -> dict[str, Any]:
+        await self._calls.repository.unload(_named(caller), request.model_name, _parameters(request))
+        return {}
 
     # -- inference
 
@@ -317,6 +333,11 @@ class OverGrpc:
             await write(write_failure(request, Refusal.of(PenstockError("internal error"))))
 
 
+def _parameters(request: Message) -> dict[str, object]:
+    found = {name: (one, one.WhichOneof("parameter_choice")) for name, one in request.parameters.items()}
+    return {name: getattr(one, kind) if kind else None for name, (one, kind) in found.items()}
+
+
 def _give_back(places: asyncio.Semaphore, taken: int, _: object) -> None:
     for _ in range(taken):
         places.release()
@@ -402,6 +423,13 @@ def _caller(context: Any) -> Caller:
     metadata = context.invocation_metadata() or ()
     headers = {name.encode(): value.encode("latin-1") for name, value in metadata if isinstance(value, str)}
     return Caller(headers, _peer(context.peer()))
+
+
+def _named(caller: Caller) -> Caller:
+    """With the host name that an order must come by where no key is asked for. Pages of a browser, which that is about,
+    speak no gRPC; so who comes from this machine has reached it by a name of its own."""
+    is_local = caller.peer == "::1" or caller.peer.startswith("127.")
+    return caller._replace(headers={**caller.headers, b"host": b"127.0.0.1"}) if is_local else caller
 
 
 def _peer(peer: str) -> str:

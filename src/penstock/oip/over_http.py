@@ -11,12 +11,14 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 
 from penstock.api import sse
+from penstock.api.decoding import WireStruct, decode
 from penstock.api.oip.answer import Generated, Refusal
 from penstock.api.oip.infer_json import HEADER_LENGTH, read_inference, write_inference
 from penstock.api.oip.request import DEFAULT_VERSION, STREAM, InferenceRequest, from_generate
@@ -36,11 +38,23 @@ logger = logging.getLogger("penstock")
 _ROOT = b"/v2"
 _MODELS = b"/v2/models/"
 _ALL_STATISTICS = b"/v2/models/stats"
+_REPOSITORY, _INDEX = b"/v2/repository/", b"/v2/repository/index"
+_EXACT = {
+    _ROOT: "server",
+    b"/v2/": "server",
+    b"/v2/health/live": "live",
+    b"/v2/health/ready": "server_ready",
+    _ALL_STATISTICS: "stats",
+    _INDEX: "index",
+}
+_LONG_PATH = 256  # bytes
+_ORDER = re.compile(rb"/v2/repository/models/(?P<model>.+)/(?P<call>load|unload)")
 _READ, _WRITE = (b"GET", b"HEAD"), (b"POST",)
 _MODEL = re.compile(
     rb"/v2/models/(?P<model>.+?)(?:/versions/(?P<version>[^/]+))?"
     rb"(?:/(?P<call>ready|infer|generate_stream|generate|config|stats))?"
 )
+_WRITES = ("infer", "generate", "generate_stream", "index", "load", "unload")
 _EVENTS = render(
     [
         (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,27 +74,34 @@ class Target(NamedTuple):
 
 def is_ours(path: bytes) -> bool:
     """Under /v2 there are other APIs too, such as /v2/rerank."""
-    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, b"/v2/health/"))
+    return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, _REPOSITORY, b"/v2/health/"))
 
 
 def target_of(request: Request) -> Target:
     """Raises NotFound, MethodNotAllowed."""
     path = request.path
-    exact = {_ROOT: "server", b"/v2/": "server", b"/v2/health/live": "live", b"/v2/health/ready": "server_ready"}
-    exact[_ALL_STATISTICS] = "stats"
-    if path in exact:
-        target = Target(exact[path])
+    return _target_of(request.method, path) if len(path) > _LONG_PATH else _known_target_of(request.method, path)
+
+
+def _target_of(method: bytes, path: bytes) -> Target:
+    if path in _EXACT:
+        target = Target(_EXACT[path])
     elif path.startswith(_MODELS) and (found := _MODEL.fullmatch(path)):
         model, version, call = (
             unquote((found[name] or b"").decode("latin-1")) for name in ("model", "version", "call")
         )
         target = Target(call or "model", model, version)
+    elif found := _ORDER.fullmatch(path):
+        target = Target(found["call"].decode(), unquote(found["model"].decode("latin-1")))
     else:
         raise NotFound(f"no such path: {shown(path.decode(errors='replace'))}")
-    allowed = _WRITE if target.call in ("infer", "generate", "generate_stream") else _READ
-    if request.method not in allowed:
+    allowed = _WRITE if target.call in _WRITES else _READ
+    if method not in allowed:
         raise MethodNotAllowed(f"{shown(path.decode(errors='replace'))} takes {allowed[0].decode()}")
     return target
+
+
+_known_target_of = lru_cache(maxsize=1024)(_target_of)
 
 
 class OverHttp:
@@ -98,23 +119,33 @@ class OverHttp:
             self._app(exchange)
             return
         answering = _Answering(exchange, self._calls)
-        task = asyncio.get_running_loop().create_task(answering.run())
-        answering.give_up = task.cancel
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        answering.task = asyncio.get_running_loop().create_task(answering.run())
+        self._tasks.add(answering.task)
+        answering.task.add_done_callback(self._tasks.discard)
 
     # -- bodies
 
     def body_owner(self, head: Request) -> str | None:
         if not is_ours(head.path):
             return self._gate.body_owner(head)
-        return self._calls.body_owner(Caller(head.headers)) if head.method == b"POST" else None
+        if head.method != b"POST":
+            return None
+        caller = Caller(head.headers)
+        if _ORDER.fullmatch(head.path):
+            return self._calls.order_owner(caller)
+        try:
+            return self._calls.body_owner(caller)
+        except PenstockError:
+            if head.path != _INDEX:
+                raise
+            return self._calls.order_owner(caller)  # the index is for admins too
 
     def turn_away(self, exchange: Exchange, error: PenstockError) -> None:
         if not is_ours(exchange.request.path):
             self._gate.turn_away(exchange, error)
             return
-        self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
+        if not exchange.request.path.startswith(_REPOSITORY):
+            self._calls.turn_away(Caller(exchange.request.headers, exchange.peer), error)
         _refuse(exchange, Refusal.of(error))
 
 
@@ -126,21 +157,22 @@ class _Answering:
         self._request = exchange.request
         self._calls = calls
         self._caller = Caller(exchange.request.headers, exchange.peer)
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self.give_up: Callable[[], object] = lambda: None
+        self._may_write: asyncio.Event | None = None  # a client that is slow is waited for
+        self.task: asyncio.Task[None]
         exchange.watcher = self
 
     # -- the exchange's side
 
     def client_gone(self) -> None:
-        self.give_up()
+        self.task.cancel()
 
     def pause(self) -> None:
-        self._may_write.clear()
+        self._may_write = asyncio.Event()
 
     def resume(self) -> None:
-        self._may_write.set()
+        if self._may_write is not None:
+            self._may_write.set()
+            self._may_write = None
 
     # -- the call
 
@@ -182,6 +214,13 @@ class _Answering:
                 self._exchange.respond(200, header_lines(found), found.data)
             case "infer":
                 await self._infer(model, version)
+            case "index":
+                only_ready = _read_order(body).ready
+                self._respond(await calls.repository.index(caller, only_ready=only_ready))
+            case "load" | "unload" as call:
+                order = calls.repository.load if call == "load" else calls.repository.unload
+                await order(caller, model, _read_order(body).parameters)
+                self._respond({})
             case "generate":
                 await self._generate(await self._read(lambda: from_generate(model, version, body)))
             case _:
@@ -226,11 +265,25 @@ class _Answering:
                 if not exchange.is_started:
                     exchange.start(200, _EVENTS + render(inference.headers.items()))
                 exchange.write(sse.event(_generated(asked, piece)), piece.is_last)
-                if not piece.is_last:
+                if not piece.is_last and self._may_write is not None:
                     await self._may_write.wait()
 
     def _respond(self, body: object, status: int = 200) -> None:
         self._exchange.respond(status, JSON, msgspec.json.encode(body))
+
+
+class _Order(WireStruct):
+    """The body of a call about the repository; there need not be one."""
+
+    ready: bool = False
+    parameters: dict[str, str | bool | int | float] = msgspec.field(default_factory=dict)
+
+
+def _read_order(body: bytes) -> _Order:
+    return decode(_orders, body) if body.strip() else _Order()
+
+
+_orders = msgspec.json.Decoder(_Order)
 
 
 def _generated(asked: InferenceRequest, piece: Generated) -> bytes:

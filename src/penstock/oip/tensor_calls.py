@@ -40,6 +40,17 @@ class TensorCalls(Protocol):
     async def statistics(self, caller: Caller, model: str, version: str) -> dict[str, Any]: ...
 
 
+class RepositoryCalls(Protocol):
+    """The models of a server that come and go by call. Each raises Refusal or PenstockError."""
+
+    async def index(self, caller: Caller, *, only_ready: bool) -> list[dict[str, Any]]:
+        """Name, version, state and reason of each."""
+
+    async def load(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None: ...
+
+    async def unload(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None: ...
+
+
 def json_length(headers: Mapping[bytes, bytes], num_bytes: int) -> int | None:
     """Where the JSON of a body ends, as the header says. Raises InvalidRequest."""
     told = headers.get(HEADER_LENGTH)

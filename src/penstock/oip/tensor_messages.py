@@ -59,13 +59,13 @@ def infer_body(message: Message) -> TensorBody:
             head["parameters"] = {"binary_data_size": len(raw)}
             parts.append(raw)
         heads.append(head)
-    for one in message.outputs:
-        refuse_parameters(one)
     body = {
         "inputs": heads,
         "id": message.id,
         "parameters": read_parameters(message) | {"binary_data_output": True},
-        "outputs": [{"name": one.name} for one in message.outputs],
+        "outputs": [
+            {"name": one.name, "parameters": read_parameters(one) | {"binary_data": True}} for one in message.outputs
+        ],
     }
     encoded = msgspec.json.encode(body)
     return TensorBody(b"".join([encoded, *parts]), len(encoded))

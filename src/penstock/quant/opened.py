@@ -96,10 +96,10 @@ class OpenLayer:
     @property
     def norms(self) -> dict[str, Norm]:
         """Those before linears, by their names in files. What comes after linears, or within them, never changes."""
-        before_mlp = "pre_feedforward" if isinstance(self.layer, GemmaLayer) else "post_attention"
+        before_mlp = self.layer.mlp_norm if isinstance(self.layer, GemmaLayer) else "post_attention_layernorm"
         return {
             f"{self.prefix}input_layernorm.weight": self.attention.norm,
-            f"{self.prefix}{before_mlp}_layernorm.weight": self.mlp.norm,
+            f"{self.prefix}{before_mlp}.weight": self.mlp.norm,
         }
 
     @property

@@ -120,6 +120,7 @@ def make_recipe(
 ) -> Recipe:
     """With a default for all that is not said. A wish is met or refused."""
     _check_family(config)
+    _check_attention(config)
     _check_shapes(config)
     allowed = {"gptq": (4, 8), "awq": (4,), "int8": (8,), "fp8": (8,)}[method]
     if bits is not None and bits not in allowed:
@@ -165,11 +166,24 @@ def _group(config: ModelConfig, wanted: int | None) -> int:
 
 
 def _check_family(config: ModelConfig) -> None:
+    if config.linear is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} has layers of linear attention, which `penstock quantize` cannot write; "
+            "`--quant` makes its linears small when the model is loaded"
+        )
     names = FAMILY_FILES[config.architecture].experts
     if names is not None and names.stacked is not None:
         raise ModelUnsupported(
             f"a {config.architecture} has its experts in one tensor, which `penstock quantize` cannot write; "
             "`--quant` makes them small when the model is loaded"
+        )
+
+
+def _check_attention(config: ModelConfig) -> None:
+    if config.latent is not None:
+        raise ModelUnsupported(
+            f"a {config.architecture} has latent attention, which `penstock quantize` cannot write; `--quant` makes "
+            "its other weights small when the model is loaded"
         )
 
 

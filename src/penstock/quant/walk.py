@@ -15,12 +15,23 @@ from penstock.core.model_config import ModelConfig
 from penstock.hub.checkpoint import Checkpoint
 from penstock.hub.stored import Part
 from penstock.model.batch import Batch
-from penstock.model.families import gemma2, gemma3, llama, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe
+from penstock.model.families import (
+    gemma2,
+    gemma3,
+    glm4,
+    llama,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from penstock.model.families.gemma2 import GemmaLayer
 from penstock.model.layers import Attention, DecoderLayer, LayerLoader, load_norm
 from penstock.model.ops import KVShape, LayerKV, Norm, Stream
 from penstock.model.quantized import Weight, plain
-from penstock.model.rope import rope_tables
+from penstock.model.rope import layer_ropes
 from penstock.model.sparse import SparseLayer
 from penstock.model.weights import Weights, read_stored
 from penstock.quant.opened import KeepingOps, OpenLayer
@@ -34,8 +45,12 @@ LAYERS: dict[str, Callable[[Weights], LayerLoader]] = {
     "qwen2_moe": lambda _: qwen2_moe.layer,
     "qwen3_moe": lambda _: qwen3_moe.layer,
     "gemma2": lambda _: gemma2.layer,
-    "gemma3_text": gemma3.layers_of,
+    "gemma3_text": lambda _: gemma3.layer,
     "phi3": lambda _: phi3.layer,
+    "granite": lambda _: llama.layer,
+    "smollm3": lambda _: llama.layer,
+    "glm": lambda _: glm4.glm_layer,
+    "glm4": lambda _: glm4.layer,
 }
 TOKENS_AT_ONCE = 2048
 
@@ -59,11 +74,11 @@ class Walk:
         self.token_ids = token_ids.to(device)
         self.dtype = dtype
         self._checkpoint = checkpoint
-        self._rope = rope_tables(self.config, device)
+        self._ropes = layer_ropes(self.config, device)
         at_once = max(1, TOKENS_AT_ONCE // token_ids.shape[1])
         parts = torch.split(self.token_ids, at_once)
         table = self._table("model.embed_tokens.weight")
-        self.hidden = [F.embedding(part.flatten(), table) * self.config.embedding_scale for part in parts]
+        self.hidden = [F.embedding(part.flatten(), table) * self.config.stream_scale for part in parts]
         self._batches = [_batch(part) for part in parts]
         self._cache = self._allocate(at_once, token_ids.shape[1])
         self._load = LAYERS[self.config.architecture](self._weights(checkpoint))
@@ -71,7 +86,7 @@ class Walk:
     def layer(self, index: int, checkpoint: Checkpoint | None = None) -> OpenLayer:
         """From the checkpoint, or from another that has it."""
         weights = self._weights(checkpoint or self._checkpoint).at(f"model.layers.{index}")
-        loaded = self._load(weights, self._rope, index)
+        loaded = self._load(weights, self._ropes(index), index)
         assert isinstance(loaded, DecoderLayer | GemmaLayer | SparseLayer)
         opened = OpenLayer(loaded, self.config, weights.prefix, weights.sites)
         opened.narrow_routers(self.dtype)
@@ -109,6 +124,7 @@ class Walk:
         )
 
     def _capped(self, logits: Tensor) -> Tensor:
+        logits = logits / self.config.logit_divisor
         return self.ops.capped(logits, self.config.logit_cap) if self.config.logit_cap else logits
 
     def _weights(self, checkpoint: Checkpoint) -> Weights:

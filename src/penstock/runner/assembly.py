@@ -115,6 +115,7 @@ class Assembly:
     kv: Sequence[LayerKV] = ()  # of this rank
     other_caches: tuple[RankCache | RankPool, ...] = ()  # of other ranks, in their order, that this one can reach
     kv_home: SharedCache | VirtualMemory | None = None  # where it lies; None: wherever torch has put it
+    state_bytes: int = 0  # on this rank, of recurrent states of as many sequences as may run; 0: the model has none
 
     @property
     def limits(self) -> Limits:

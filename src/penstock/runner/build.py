@@ -32,11 +32,12 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
     mover = BlockMover(ops, kv, host) if host is not None else None
     if device.type == "cuda":
         phase("graphs", 0, 0)
-    runner = make_runner(target, kv, mover)
+    states = target.allocate_states(loaded.memory.zeros if loaded.memory is not None else None)
+    runner = make_runner(target, kv, mover, states)
     drafting, drafts_kv = _drafting(draft, size.num_blocks, zeros) if draft is not None else (None, [])
     memory: CpuMemory | VirtualMemory | None = loaded.memory
     if device.type == "cpu":
-        memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling)
+        memory = CpuMemory(ops, [*kv, *drafts_kv], loaded.embedder, settling=settling, states=states)
     return Assembly(
         runner=runner,
         rank_runner=runner,
@@ -49,11 +50,13 @@ def build(loaded: LoadedEngine, size: EngineSize, phase: Phase) -> Assembly:
         kv_layout=_kv_layout(loaded.target, kv) if host is not None else "",
         draft=drafting,
         adapters=target.adapters,
-        embedder=loaded.embedder,
+        # Texts of embeddings and scores are computed without slots, and so without states.
+        embedder=loaded.embedder if target.state_shape is None else None,
         memory=memory,
         experts=_rank_experts(target, loaded.memory),
         kv=kv,
         kv_home=loaded.kv_home,
+        state_bytes=target.state_bytes,
     )
 
 
@@ -78,7 +81,7 @@ def _drafting(draft: LoadedModel, num_blocks: int, zeros: Zeros | None) -> tuple
 def _kv_layout(target: LoadedModel, kv: list[LayerKV]) -> str:
     """All, but for the model's files, that the bytes of a block depend on."""
     kernels, ops = target.kernels, target.ops
-    shapes = [(cache.shape[1:], cache.dtype) for layer in kv for cache in (layer.keys, layer.values)]
+    shapes = [(cache.shape[1:], cache.dtype) for layer in kv for cache in layer.caches]
     formats = kernels.name, kernels.number_format, kernels.quant, name(ops.kv_dtype), target.limits.max_model_len
     library = (ops.library._name, ops.arithmetic, ops.kv_arithmetic) if isinstance(ops, NativeOps) else ()
     libraries = torch.__version__, torch.version.cuda, _described(ops.device).driver_name, library

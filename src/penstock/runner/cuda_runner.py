@@ -9,7 +9,7 @@ are more decodes of their sequence, in graphs that store all keys and values bef
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +17,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.model.batch import ImageRows
+from penstock.model.batch import ImageRows, LayerState
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.triton.attention.shared_prefix import pieces_wanted, sequences_per_tile
 from penstock.model.ranks import Ranks, SingleRank
 from penstock.model.stages import Stage
+from penstock.model.states import copy_states
 from penstock.runner.decode_graphs import DecodeGraphs, best_of, coarse_ladder, graph_ladder, rung
 from penstock.runner.device_sampler import choose
 from penstock.runner.images import ImageTable
@@ -53,9 +54,11 @@ class CudaRunner:
         ranks: Ranks | None = None,
         stage: Stage = Stage(),  # noqa: B008 (frozen)
         images: ImageTable | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
         """`ranks`: those that share the model; None: there is one. `stage`: of a pipeline, which of its stages.
-        `images`: of a model that takes them."""
+        `images`: of a model that takes them. `states`: of one whose sequences have recurrent ones."""
+        self._states = states
         self._images = images
         self._merge_size = merge_size_of(model.config)
         self._stage_of_pipeline = stage
@@ -74,7 +77,16 @@ class CudaRunner:
         self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
         rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
         room, is_turned = self._room(max_num_seqs), self._merge_size > 0
-        mixed = Sizes(most_tokens, max_num_seqs, rows, self._table_width, room, adapted=True, turned=is_turned)
+        mixed = Sizes(
+            most_tokens,
+            max_num_seqs,
+            rows,
+            self._table_width,
+            room,
+            adapted=True,
+            turned=is_turned,
+            recurrent=bool(states),
+        )
         # Before graphs are captured, a step of drafts is run as it is, and its sequences may share and have adapters.
         decodes = replace(self._graph_sizes(max(max_num_seqs, most_rows)), adapted=True)
         most = max(mixed.total, decodes.total)
@@ -163,7 +175,17 @@ class CudaRunner:
             sizes = replace(sizes, sharing=None)
         num_decodes = sizes.sequences if is_captured else sum(s.num_tokens == 1 for s in slices)
         ints = self._stage_of_step[: sizes.total].numpy()
-        return StepInputs(sizes, ints, num_decodes, num_rows, is_captured, plan.copies, plan.placements, images)
+        return StepInputs(
+            sizes,
+            ints,
+            num_decodes,
+            num_rows,
+            is_captured,
+            plan.copies,
+            plan.placements,
+            images,
+            plan.state_copies,
+        )
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -216,6 +238,7 @@ class CudaRunner:
         """The logits of every row that a token is chosen from, and the best token of each."""
         if step.copies:
             self._mover.move(step.copies)
+        copy_states(self._states, step.state_copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
         images = taken(self._images, step)
@@ -237,19 +260,21 @@ class CudaRunner:
         width = max(len(s.block_ids) for s in slices)
         tokens = sum(s.num_tokens for s in slices)
         room, is_turned = self._room(len(slices)), self._merge_size > 0
-        return Sizes(tokens, len(slices), num_rows, width, room, stores_first, adapted, is_turned)
+        return Sizes(tokens, len(slices), num_rows, width, room, stores_first, adapted, is_turned, bool(self._states))
 
     def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
         room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
-        return Sizes(size, size, size, self._table_width, room, stores_first, adapted, self._merge_size > 0)
+        is_turned, is_recurrent = self._merge_size > 0, bool(self._states)
+        return Sizes(size, size, size, self._table_width, room, stores_first, adapted, is_turned, is_recurrent)
 
     def _are_adapted(self, slices: list[Slice]) -> bool:
         return self._adapters is not None and any(s.slot is not None for s in slices)
 
     def _room(self, num_sequences: int) -> Room | None:
-        """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own."""
+        """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own. So it
+        is with latents, whose kernels have all heads share what they read."""
         spec = self._model.spec
-        if num_sequences < MIN_MEMBERS or any(self._model.config.windows):
+        if num_sequences < MIN_MEMBERS or any(self._model.config.windows) or spec.value_dim is not None:
             return None
         tile = sequences_per_tile(spec.num_group_heads, spec.num_kv_heads)
         return Room(num_sequences, tile, self._wanted_pieces)
@@ -276,5 +301,5 @@ class CudaRunner:
 
     def _forward(self, sizes: Sizes, num_decodes: int, images: ImageRows | None = None) -> Tensor:
         inputs = Inputs.views(self._inputs, sizes)
-        batch = as_batch(inputs, self._sampled, num_decodes)
+        batch = as_batch(inputs, self._sampled, num_decodes, self._states)
         return self._model(replace(batch, stores_first=sizes.stores_first, images=images), self._kv)

@@ -256,10 +256,7 @@ class DecoderEmbedder:
             for some, tokens in zip(*(torch.split(ids, _LOGITS) for ids in (own_rows, own_told)), strict=True):
                 if not len(some):
                     continue
-                logits = self._ops.norm_linear(stream.at(some), model.norm, model.head)
-                if model.config.logit_cap:
-                    logits = self._ops.capped(logits, model.config.logit_cap)
-                yield logits.float(), texts.token_ids[tokens]
+                yield model.logits(stream.at(some)).float(), texts.token_ids[tokens]
 
 
 def _token_rows(logits: Tensor, told: Tensor, num_top: int) -> Tensor:

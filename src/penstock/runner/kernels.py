@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -20,13 +21,14 @@ from penstock.model.ops import Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.formats import Format, choose_format
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.quantized.mxfp4 import BITS as MXFP4_BITS
 from penstock.model.weights import Quantize
 from penstock.quant import Quant, as_stored, to_quant
 from penstock.runner.precision import fp8_obstacle, int8_kv_obstacle, name, resolve_kv_dtype, resolve_quant
 
 log = logging.getLogger("penstock.runner")
 
-_BITS: dict[Quant, int] = {"int4": 4, "int8": 8, "w8a8": 8}
+_BITS: dict[Quant, int] = {"int4": 4, "int8": 8, "w8a8": 8, "mxfp4": 4}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class Kernels:
 
 
 def choose_kernels(config: ModelConfig, settings: EngineSettings, device: torch.device) -> Kernels:
+    if config.latent is not None and settings.kv_dtype != "auto":
+        message = f"kv_dtype is {settings.kv_dtype}, but what latent attention (MLA) caches stays as it is computed"
+        raise ConfigError(f"{message}; use auto", param="kv_dtype")
     return _on_gpu(config, settings, device) if device.type == "cuda" else _on_cpu(config, settings, device)
 
 
@@ -50,6 +55,9 @@ def _on_gpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     if dtype is not torch.bfloat16:
         obstacle = obstacle or f"FP8 products give bfloat16, and dtype is {name(dtype)}"
     quant = resolve_quant(settings.quant, config.quantization, obstacle)
+    if quant == "mxfp4" and (not has_triton or dtype is torch.float32):
+        _tell_widened(config, dtype, "there are no kernels" if not has_triton else "its kernels are for 16 bits")
+        quant = "none"
     if not has_triton:
         return Kernels("torch", name(dtype), quant, _quantizer(settings, quant), partial(ReferenceOps, device, dtype))
     make_ops = partial(_triton_ops, device, dtype, kv_dtype)
@@ -75,6 +83,9 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     chosen = _cpu_format(settings, quant, threads)
     if chosen.fallback_reason is not None:
         log.warning("no native CPU kernels: the model runs on torch, several times slower: %s", chosen.fallback_reason)
+    if quant == "mxfp4" and 4 not in chosen.keeps:
+        _tell_widened(config, getattr(torch, chosen.dtype), "there are no kernels for it, or float32 was asked for")
+        quant = "none"
     if quant != "none" and _BITS[quant] not in chosen.keeps:
         log.info("the model's %s weights are widened to %s: as they are, nothing would be faster", quant, chosen.dtype)
         quant = "none"
@@ -87,10 +98,21 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     return Kernels(written_in, chosen.arithmetic, quant, quantize, make_ops)
 
 
+def _tell_widened(config: ModelConfig, dtype: torch.dtype, why: str) -> None:
+    """They are most of the model: it may no longer fit, and its operator should know why."""
+    now, then = (config.num_expert_parameters * bits / 8e9 for bits in (8 * dtype.itemsize, MXFP4_BITS))
+    told = "the model's experts are widened from MXFP4 to %s, which takes %.1f GB instead of %.1f: %s"
+    log.warning(told, name(dtype), now, then, why)
+
+
 def _cpu_format(settings: EngineSettings, quant: Quant, threads: int) -> Format:
-    """Weights as a file has them are kept small where that is faster; those that were asked for, in any case."""
+    """Weights as a file has them are kept small where that is faster; those that were asked for, in any case, and
+    experts in MXFP4 wherever there are kernels: widened, a model is several times as large."""
     assert settings.dtype != "float16"
     is_wish = settings.quant in _BITS
+    if quant == "mxfp4" and settings.dtype != "float32":
+        with suppress(KernelsUnavailable):
+            return choose_format(settings.dtype, threads, keep_low_bit=True, keep=frozenset({_BITS[quant]}))
     try:
         return choose_format(
             settings.dtype,

@@ -60,7 +60,7 @@ class RankCache:
 
 def parts_of(kv: Sequence[LayerKV]) -> Parts:
     """A block is one piece in each layer's keys, and one in its values."""
-    caches = [cache for layer in kv for cache in (layer.keys, layer.values)]
+    caches = [cache for layer in kv for cache in layer.caches]
     wholes = [memoryview(cache.view(torch.uint8).view(-1).numpy().data) for cache in caches]
     return Parts(wholes, [cache[0].numel() * cache.element_size() for cache in caches])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from penstock.core.context import longest_context
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.model_config import ModelConfig
+from penstock.core.recurrent import num_snapshots
 from penstock.core.settings import EngineSettings
 from penstock.core.speculating import most_drafts
 
@@ -41,6 +42,7 @@ class Limits:
     num_ahead: int = 1  # steps that are launched before the result of one is read
     image_tokens: int = 0  # of images, whose embeddings are kept; 0: there are none
     step_image_tokens: int = 0  # of images that are encoded in a step, unless a single one is more
+    state_snapshots: int = 0  # of recurrent states, beside those of sequences; 0: none are kept, or there are no states
 
     @property
     def table_width(self) -> int:
@@ -74,6 +76,7 @@ def resolve_limits(config: ModelConfig, settings: EngineSettings, device_type: s
         most_rows=most_rows,
         image_tokens=image_tokens,
         step_image_tokens=min(defaults.step_image_tokens, image_tokens),
+        state_snapshots=num_snapshots(max_num_seqs, prefix_cache=settings.prefix_cache) if config.linear else 0,
     )
 
 

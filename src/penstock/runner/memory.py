@@ -50,9 +50,19 @@ def blocks_on_gpu(memory: GpuMemory, block_bytes: int, *, fraction: float | None
     return blocks
 
 
-def blocks_on_cpu(context_length: int, block_size: int, block_bytes: int, *, fraction: float | None) -> int:
-    """`fraction` is of free memory, for the cache alone: what weights take is taken already."""
-    blocks = int((fraction or _CPU_FRACTION) * free_bytes(torch.device("cpu"))) // block_bytes
+def blocks_on_cpu(
+    context_length: int, block_size: int, block_bytes: int, *, fraction: float | None, state_bytes: int = 0
+) -> int:
+    """`fraction` is of free memory, for the cache alone: what weights take is taken already. `state_bytes`: of the
+    recurrent states of sequences, which are a part of it."""
+    room = int((fraction or _CPU_FRACTION) * free_bytes(torch.device("cpu")))
+    if room < state_bytes:
+        raise ConfigError(
+            f"recurrent states take {state_bytes / _GIB:.1f} GiB, and {room / _GIB:.1f} GiB are for them and the KV "
+            "cache: lower max_num_seqs, or raise memory_fraction",
+            param="max_num_seqs",
+        )
+    blocks = (room - state_bytes) // block_bytes
     if fraction is None:
         blocks = min(blocks, -(-max(_CPU_TOKENS, context_length) // block_size))
     if blocks < 1:

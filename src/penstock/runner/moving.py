@@ -100,7 +100,7 @@ class PlainCopies:
 
     def __init__(self, ops: Ops, kv: list[LayerKV], num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._device = [_plain(cache) for layer in kv for cache in (layer.keys, layer.values)]
+        self._device = [_plain(cache) for layer in kv for cache in layer.caches]
         is_pinned = ops.device.type == "cuda"
         self._host = [
             torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype, pin_memory=is_pinned)

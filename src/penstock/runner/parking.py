@@ -12,6 +12,7 @@ from threading import Thread
 from time import perf_counter
 
 from penstock.core.parking import MemoryChange
+from penstock.model.batch import LayerState
 from penstock.model.ops import LayerKV, Ops
 from penstock.model.ops.memory import release
 from penstock.runner.embedder import DecoderEmbedder
@@ -19,9 +20,17 @@ from penstock.runner.embedder import DecoderEmbedder
 
 class CpuMemory:
     def __init__(
-        self, ops: Ops, kv: Sequence[LayerKV], embedder: DecoderEmbedder, *, settling: Thread | None = None
+        self,
+        ops: Ops,
+        kv: Sequence[LayerKV],
+        embedder: DecoderEmbedder,
+        *,
+        settling: Thread | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
-        """`kv`: all layers of all models of the engine; `settling`: what takes their memory at this moment."""
+        """`kv`: all layers of all models of the engine; `settling`: what takes their memory at this moment. `states`:
+        recurrent ones: nobody has one while the engine is parked."""
+        self._states = states
         self._ops = ops
         self._kv = kv
         self._embedder = embedder
@@ -31,7 +40,8 @@ class CpuMemory:
         began_s, before = perf_counter(), resident_bytes()
         if self._settling is not None:
             self._settling.join()
-        release([part for layer in self._kv for part in (layer.keys, layer.values)])
+        release([part for layer in self._kv for part in layer.caches])
+        release([part for layer in self._states for part in (layer.conv, layer.recurrent)])
         self._embedder.release()
         return MemoryChange({"release": perf_counter() - began_s}, max(0, before - resident_bytes()))
 

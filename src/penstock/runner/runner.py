@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
-from penstock.model.batch import ImageRows
+from penstock.model.batch import ImageRows, LayerState
 from penstock.model.layers import CausalLM
 from penstock.model.ops import LayerKV, Ops
+from penstock.model.states import copy_states
 from penstock.runner.images import ImageTable
 from penstock.runner.lora import RunnerAdapters
 from penstock.runner.moving import BlockMover
@@ -93,7 +94,10 @@ class ModelRunner:
         mover: BlockMover | None = None,
         meter: StepMeter | None = None,
         images: ImageTable | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
+        """`states`: of a model whose sequences have recurrent ones, of each of its linear layers."""
+        self._states = states
         self.meter = meter or StepMeter()
         self._model = model
         self._tell: Tell | None = None
@@ -116,7 +120,7 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan) -> StepInputs:
         """Pack what `forward` needs of a plan, here or on another rank."""
-        return pack(plan, self._merge_size)
+        return pack(plan, self._merge_size, recurrent=bool(self._states))
 
     def lead(self, tell: Tell) -> None:
         self._tell = tell
@@ -131,9 +135,11 @@ class ModelRunner:
         """The logits of every row that a token is chosen from."""
         if step.copies:
             self._mover.move(step.copies)
+        copy_states(self._states, step.state_copies)
         if step.placements and self._adapters is not None:
             self._adapters.place(step.placements)
-        return self._model(host_batch(step, self._ops.device, taken(self._images, step)), self._kv).float()
+        batch = host_batch(step, self._ops.device, taken(self._images, step), self._states)
+        return self._model(batch, self._kv).float()
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:

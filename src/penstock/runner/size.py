@@ -44,7 +44,13 @@ def size(loaded: LoadedEngine, settings: EngineSettings, phase: Phase) -> Engine
         blocks -= staging_blocks
     else:
         fraction = 1.0 if settings.kv_gib is not None else settings.memory_fraction
-        blocks = blocks_on_cpu(target.model.config.context_length, limits.block_size, all_bytes, fraction=fraction)
+        blocks = blocks_on_cpu(
+            target.model.config.context_length,
+            limits.block_size,
+            all_bytes,
+            fraction=fraction,
+            state_bytes=target.state_bytes,  # on a GPU the rehearsal takes them
+        )
     if settings.kv_gib is not None:
         blocks = blocks_asked_for(settings.kv_gib, blocks, all_bytes)
     return EngineSize(limits.within(blocks), blocks, blocks * target.block_bytes, host_blocks, staging_blocks)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.core.images import FIRST_IMAGE_TOKEN
 from penstock.core.sampling import SamplingParams
-from penstock.model.batch import Batch, ImageRows, SharedPrefixes, SlotRows
+from penstock.model.batch import Batch, BatchStates, ImageRows, LayerState, SharedPrefixes, SlotRows
 from penstock.runner.images import StepImages, image_parts, turns_of
 from penstock.runner.sharing import Ints, Room
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
@@ -38,6 +38,7 @@ class Sizes:
     stores_first: bool = False  # see Batch
     adapted: bool = False  # some have adapters
     turned: bool = False  # tokens are rotated in three directions: see `model.turning`
+    recurrent: bool = False  # sequences have states: see `model.states`
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -46,7 +47,8 @@ class Sizes:
         shared = self.sharing.shapes if self.sharing else ()
         slots = ((self.tokens,),) if self.adapted else ()
         turns = ((3, self.tokens),) if self.turned else ()
-        return *flat, (sequences, self.width), *slots, *turns, *shared
+        states = ((sequences,),) if self.recurrent else ()
+        return *flat, (sequences, self.width), *slots, *turns, *states, *shared
 
     @property
     def total(self) -> int:
@@ -66,6 +68,7 @@ class Inputs(Generic[Array]):
     block_tables: Array  # [sequences, width]
     slots: Array | None  # [tokens]: where each one's adapter lies; -1: it has none
     turns: Array | None  # [3, tokens]: time, row and column that each is rotated by
+    state_slots: Array | None  # [sequences]: where the recurrent state of each lies; padding's is 0
     shared: tuple[Array, ...]  # what SharedPrefixes is made of; empty: there is no room for it
 
     @classmethod
@@ -75,9 +78,10 @@ class Inputs(Generic[Array]):
         rest = parts[7:]
         slots = rest.pop(0) if sizes.adapted else None
         turns = rest.pop(0) if sizes.turned else None
+        state_slots = rest.pop(0) if sizes.recurrent else None
         token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables = parts[:7]
         flat = token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables
-        return cls(*flat, slots, turns, tuple(rest))
+        return cls(*flat, slots, turns, state_slots, tuple(rest))
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class StepInputs:
     copies: Sequence[tuple[int, int]] = ()  # as in the plan
     placements: Sequence[tuple[int, str]] = ()  # likewise
     images: StepImages = StepImages()  # noqa: RUF009 (frozen)
+    state_copies: Sequence[tuple[int, int]] = ()  # as in the plan
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -104,6 +109,7 @@ class StepInputs:
                 list(self.copies),
                 list(self.placements),
                 self.images,
+                list(self.state_copies),
             )
         )
 
@@ -124,6 +130,7 @@ class _Message(msgspec.Struct, array_like=True):
     copies: list[tuple[int, int]]
     placements: list[tuple[int, str]]
     images: StepImages
+    state_copies: list[tuple[int, int]]
 
 
 _DECODER = msgspec.msgpack.Decoder(_Message)
@@ -134,22 +141,37 @@ def images_of(plan: StepPlan, slices: Sequence[Slice]) -> StepImages:
     return StepImages(plan.drops, plan.encodes, image_parts(slices))
 
 
-def pack(plan: StepPlan, merge_size: int = 0) -> StepInputs:
+def pack(plan: StepPlan, merge_size: int = 0, *, recurrent: bool = False) -> StepInputs:
     """A plan whose tokens are all known to the host, in a buffer that is no larger than it needs. `merge_size`: of the
-    images of a model whose tokens are rotated in three directions; 0: they are not."""
+    images of a model whose tokens are rotated in three directions; 0: they are not. `recurrent`: of a model whose
+    sequences have states."""
     slices = plan.slices
     rows = sum(1 + len(s.ahead) for s in slices if s.sample is not None)
     width = max(len(s.block_ids) for s in slices)
     is_adapted = any(s.slot is not None for s in slices)
-    sizes = Sizes(plan.num_tokens, len(slices), rows, width, adapted=is_adapted, turned=merge_size > 0)
+    sizes = Sizes(
+        plan.num_tokens, len(slices), rows, width, adapted=is_adapted, turned=merge_size > 0, recurrent=recurrent
+    )
     ints = np.zeros(sizes.total, np.int32)
     write(Inputs.views(ints, sizes), slices, {}, merge_size)
     num_decodes, images = sum(s.num_tokens == 1 for s in slices), images_of(plan, slices)
-    return StepInputs(sizes, ints, num_decodes, rows, copies=plan.copies, placements=plan.placements, images=images)
+    return StepInputs(
+        sizes,
+        ints,
+        num_decodes,
+        rows,
+        copies=plan.copies,
+        placements=plan.placements,
+        images=images,
+        state_copies=plan.state_copies,
+    )
 
 
-def host_batch(step: StepInputs, device: torch.device, images: ImageRows | None = None) -> Batch:
-    """The batch of a device that shares the host's memory, or is sent every tensor by itself."""
+def host_batch(
+    step: StepInputs, device: torch.device, images: ImageRows | None = None, states: Sequence[LayerState] = ()
+) -> Batch:
+    """The batch of a device that shares the host's memory, or is sent every tensor by itself. `states`: of all
+    sequences, where they have some."""
     inputs = Inputs.views(step.ints, step.sizes)
 
     def tensor(values: Ints) -> Tensor:
@@ -166,6 +188,7 @@ def host_batch(step: StepInputs, device: torch.device, images: ImageRows | None 
         adapters=_slot_rows(inputs.slots, device) if inputs.slots is not None else (),
         images=images,
         turns=tensor(inputs.turns) if inputs.turns is not None else None,
+        states=BatchStates(tensor(inputs.state_slots), states) if inputs.state_slots is not None else None,
     )
 
 
@@ -175,7 +198,7 @@ def _slot_rows(slots: Ints, device: torch.device) -> tuple[SlotRows, ...]:
     return tuple(SlotRows(slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(device)) for slot in used)
 
 
-def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int) -> Batch:
+def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int, states: Sequence[LayerState] = ()) -> Batch:
     """Fill in the tokens that never left the device."""
     flown = sampled[inputs.sources.clamp(min=0)]
     token_ids = torch.where(inputs.sources >= 0, flown, inputs.token_ids)
@@ -190,6 +213,7 @@ def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int) -> Batch
         SharedPrefixes(*inputs.shared) if inputs.shared else None,
         slots=inputs.slots,
         turns=inputs.turns,
+        states=BatchStates(inputs.state_slots, states) if inputs.state_slots is not None else None,
     )
 
 
@@ -223,6 +247,9 @@ def write(host: Inputs[Ints], slices: Sequence[Slice], rows: Mapping[str, int], 
         host.token_ids[:num_tokens][host.token_ids[:num_tokens] >= FIRST_IMAGE_TOKEN] = 0
     if host.turns is not None:
         _write_turns(host.turns, host.positions, slices, merge_size)
+    if host.state_slots is not None:
+        host.state_slots[:count] = [s.state_slot or 0 for s in slices]
+        host.state_slots[count:] = 0
     _pad(host, num_tokens, count, len(sampled))
     return singles
 

@@ -42,6 +42,8 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     ahead: Sequence[SampleSpec] = ()  # one per draft: how to choose the token after it, if it holds
     slot: int | None = None  # where its adapter lies; None: the base model
     images: Sequence[ImageInput] = ()  # of its whole prompt; embeddings of those in the slice are there, or encoded
+    # Where its recurrent state lies, which its first token begins from zero; None: the model has none.
+    state_slot: int | None = None
 
     @property
     def end(self) -> int:
@@ -64,6 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     placements: list[tuple[int, str]] = []  # (slot, adapter), likewise and in this order
     drops: list[str] = []  # images whose embeddings are forgotten, likewise
     encodes: list[ImageInput] = []  # images that are encoded after that, and kept
+    state_copies: list[tuple[int, int]] = []  # (source, destination) slots of recurrent states, before all, in order
 
     @property
     def num_tokens(self) -> int:

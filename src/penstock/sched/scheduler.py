@@ -182,6 +182,8 @@ class Scheduler:
             drafting.attach(plan, drafts, self._sequences, self.budget.tokens_beside(len(plan.slices)))
         self.is_short |= bool(self._gave_way)
         plan.copies.extend(self.cache.pool.take_moves() if plan.slices else ())
+        if self.cache.states is not None and plan.slices:
+            plan.state_copies.extend(self.cache.states.take_moves())
         return self._with_images(self.adapters.placed(plan)) if plan.slices else None
 
     def _with_images(self, plan: StepPlan) -> StepPlan:
@@ -214,6 +216,7 @@ class Scheduler:
             count = self.images.reach(sequence.request.images, sequence.num_computed, count)
             if not count:
                 return 0  # its next image is encoded in a later step
+        count = sequence.table.reach(sequence.num_computed, count)
         while not sequence.table.grow(sequence.num_computed + count):
             victim = self._ranking.last(self._running, now)
             self._preempt(plan, victim)
@@ -268,6 +271,8 @@ class Scheduler:
         count = min(sequence.num_wanted, room.left(goes_first=goes_first))
         if sequence.request.images:
             count = self.images.reach(sequence.request.images, sequence.num_computed, count)
+        assert sequence.table is not None
+        count = sequence.table.reach(sequence.num_computed, count)
         planned = self._add(plan, sequence, count)
         room.take(planned.num_tokens)
         if planned.sample is None:

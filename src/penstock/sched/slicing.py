@@ -11,6 +11,7 @@ def take_slice(sequence: Sequence, count: int) -> Slice:
     """Its next `count` tokens, which count as computed from now on; with the last of them the next one is chosen."""
     assert sequence.table is not None
     start = sequence.num_computed
+    sequence.table.keep_state(start, sequence.hashes)
     end = start + count
     known = len(sequence.token_ids)
     sample = choice_of(sequence) if end == known + sequence.num_in_flight else None
@@ -24,6 +25,7 @@ def take_slice(sequence: Sequence, count: int) -> Slice:
         epoch=sequence.epoch,
         slot=sequence.slot,
         images=sequence.request.images,
+        state_slot=sequence.table.state_slot,
     )
     sequence.num_computed = end
     if sample is not None:

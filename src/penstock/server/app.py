@@ -37,6 +37,7 @@ from penstock.server.prepare import Preparer
 from penstock.server.reasoning import ReasoningLimits
 from penstock.server.recorder import Recorder
 from penstock.server.served_model import ServedModel
+from penstock.server.text_models import EngineTexts
 from penstock.server.token_routes import TokenRoutes
 
 
@@ -123,8 +124,7 @@ class Replica:
         )
         lora = AdapterRoutes(adapters or self.adapters(model), self.trust).routes()
         texts = EmbeddingRoutes(
-            model,
-            self._engine,
+            EngineTexts(model, self._engine),
             self._recorder,
             self.drain,
             self.trust,

@@ -74,10 +74,17 @@ class GatewayTrust:
         offered = headers.get(relay.SECRET_HEADER.encode()) or headers.get(b"authorization")
         if self._secret is not None and not offered:
             raise Unauthenticated("this replica is its gateways' alone: its secret is needed")
-        self.guard(
-            Request({"method": "GET", "path": "", "client": (client, 0), "headers": list(headers.items())}, _nothing)
-        )
+        if self._secret is None:
+            self._pages.check(headers)
+        else:
+            self.guard(_request_of(headers, client))
         return ""
+
+    def check_caller(self, headers: Mapping[bytes, bytes], client: str) -> None:
+        """`guard` and `check`, for a call of another protocol."""
+        request = _request_of(headers, client)
+        self.guard(request)
+        self.check(request)
 
     def check(self, request: Request) -> None:
         """Raises unless the sender is a gateway."""
@@ -133,6 +140,10 @@ class GatewayTrust:
 
     def _new_origin(self) -> relay.Origin:
         return relay.Origin(id=uuid.uuid4().hex, created=int(time.time()), seed=self.draw_seed())
+
+
+def _request_of(headers: Mapping[bytes, bytes], client: str) -> Request:
+    return Request({"method": "GET", "path": "", "client": (client, 0), "headers": list(headers.items())}, _nothing)
 
 
 async def _nothing() -> Message:

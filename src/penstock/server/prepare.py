@@ -39,7 +39,8 @@ from penstock.server.images import Images, ImagesByUrl
 from penstock.server.offload import Offload
 from penstock.server.prompt_scores import check_scored
 from penstock.server.reasoning import Reasoning, ReasoningLimits
-from penstock.server.served_model import MAX_CONTEXTS, ServedModel
+from penstock.server.served_model import ServedModel
+from penstock.server.text_limits import MAX_CONTEXTS
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.prompt_encoder import render, render_with_images
 from penstock.text.stops import StopStrings
@@ -222,13 +223,13 @@ class Preparer:
                 model.check_output(wanted.output_limit())
             calling = ToolCalling.from_chat(wanted, model) if wanted.may_call() else None
             reasoning = Reasoning.from_chat(wanted, model, prompts[0], self._reasoning)
-            if reasoning is not None:
-                reasoning, more_ids = reasoning.begun(model.tokenizer)
-                prompts = [model.fit_prompt([*prompts[0], *more_ids], keep_last=None, param="messages")]
+        asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
+        if reasoning is not None:
+            reasoning, more_ids = reasoning.begun(model.tokenizer, is_guided=asked is not None)
+            prompts = [model.fit_prompt([*prompts[0], *more_ids], keep_last=None, param="messages")]
         _check_choices(wanted.num_choices(), prompts, max_open=self._max_open)
         check_scored(model, wanted, prompts, has_images=placed is not None)
         stops = StopStrings(wanted.stops(), include=bool(wanted.include_stop_str_in_output))
-        asked = (parsed.guide if calling is None else calling.guide) or wanted.guide()
         if asked is not None:
             _check_unbarred(wanted, asked)
         thinking = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from penstock.core.settings import Settings
 from penstock.engine.messages import EngineInfo
-from penstock.hub.resolve import ModelFiles
 
 
 def client_url(listener: socket.socket, *, is_tls: bool) -> str:
@@ -16,9 +16,18 @@ def client_url(listener: socket.socket, *, is_tls: bool) -> str:
     return f"{'https' if is_tls else 'http'}://{shown}:{port}"
 
 
-def loading_message(name: str, settings: Settings, files: ModelFiles) -> str:
+def loading_message(name: str, settings: Settings, path: Path) -> str:
     weights = "random weights for" if settings.engine.load == "dummy" else "loading"
-    return f"{weights} {name} from {files.path}"
+    return f"{weights} {name} from {path}"
+
+
+def _recurrent_state(info: EngineInfo) -> dict[str, str]:
+    if not info.state_bytes:
+        return {}
+    each, count, kept = info.state_bytes / 2**20, info.limits.max_num_seqs, info.state_snapshots
+    told = f"{each:,.1f} MiB a sequence, {each * count:,.0f} MiB for {count}"
+    told += f"; {kept} more for prompts that begin alike" if kept else "; no prefix cache"
+    return {"recurrent state": told}
 
 
 def ready_message(
@@ -44,6 +53,7 @@ def ready_message(
     if info.generates:
         lines |= {
             "KV cache": cache,
+            **_recurrent_state(info),
             "max_num_seqs": str(limits.max_num_seqs),
             "chunk_tokens": str(limits.chunk_tokens),
             "max_model_len": str(limits.max_model_len),
@@ -54,6 +64,10 @@ def ready_message(
         message = '{"role":"user","content":"Why is the sky blue?"}'
         body = f'{{"model":"{name}","stream":true,"temperature":0,"messages":[{message}]}}'
         call = f"curl -N {url}/v1/chat/completions"
+    elif not info.embeds:
+        lines["device"] = f"{info.device}, {info.kernels}"
+        lines["it takes"] = "tensors, over the Open Inference Protocol"
+        return _ready(name, url, took, lines, f"curl {url}/v2/models/{name}")
     else:
         lines["device"] = f"{info.device}, {info.kernels} kernels, {info.number_format}"
         lines |= {
@@ -64,6 +78,10 @@ def ready_message(
         body = f'{{"model":"{name}","input":["a cat","a kitten"]}}'
         call = f"curl {url}/v1/embeddings"
     key = " -H 'authorization: Bearer KEY'" if needs_key else ""
+    return _ready(name, url, took, lines, f"{call}{key} -d '{body}'", has_console=has_console)
+
+
+def _ready(name: str, url: str, took: str, lines: dict[str, str], call: str, *, has_console: bool = False) -> str:
     settings = "\n".join(f"  {label:<15} {value}" for label, value in lines.items())
     in_browser = f", here or in a browser at {url}" if has_console else ""
     return f"""
@@ -73,5 +91,5 @@ penstock serves {name} at {url}   ({took})
 
 Try it{in_browser}:
 
-  {call}{key} -d '{body}'
+  {call}
 """

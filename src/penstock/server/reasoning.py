@@ -10,7 +10,7 @@ from penstock.core.thinking import Thinking
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
 from penstock.text.reasoning import AnswerParser, ReasoningFormat, ThoughtTracker
-from penstock.text.reasoning.harmony import CHANNEL, MESSAGE, TO_CALL
+from penstock.text.reasoning.harmony import BEGUN, CHANNEL, MESSAGE, TO_CALL
 from penstock.text.tokenizer import Tokenizer
 
 _LAST_IDS = 16  # of a prompt, in which it is told whether its template opens the model's thoughts
@@ -49,14 +49,17 @@ class Reasoning:
             end = _end_of_begun(known, str(chat.conversation()[-1]["content"]))
         return cls(known, asked, end, limits.budget(asked.budget), known.finds_calls and chat.must_call())
 
-    def begun(self, tokenizer: Tokenizer) -> tuple[Reasoning, list[int]]:
+    def begun(self, tokenizer: Tokenizer, *, is_guided: bool) -> tuple[Reasoning, list[int]]:
         """The same with what the prompt is to end with besides: thoughts that may have no token are closed there, and
-        a format whose messages name their purpose begins with thoughts where a call has to follow them."""
+        a format whose messages name their purpose begins with thoughts where a call has to follow them, and else with
+        a channel where there is a guide: no text may come before one."""
         text = ""
         if self.budget == 0 and self.format.splitter(self.prompt_end).is_inside:
             text = self.format.closing + self.format.gap
         elif self.is_required_call:
             text = f"{CHANNEL}analysis{MESSAGE}"
+        elif is_guided and self.format.finds_calls and self.prompt_end.endswith(BEGUN):
+            text = CHANNEL
         if not text:
             return self, []
         return replace(self, prompt_end=self.prompt_end + text), tokenizer.encode(text, add_special_tokens=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock import __version__
 from penstock.api.errors import OPENAI, Convention
@@ -38,6 +38,7 @@ class TextWork:
     num_texts: int
     num_tokens: int
     tenant: str
+    model: str = ""
     cost: Cost = Cost()  # noqa: RUF009 (frozen)
 
 
@@ -49,6 +50,14 @@ class Record:
 
     def follow(self, generation: Generation) -> None:
         self.generation = generation
+
+
+class RequestRecorder(Protocol):
+    """Is told of every request."""
+
+    def request(
+        self, route: str, request_id: str, convention: Convention = OPENAI
+    ) -> AbstractContextManager[Record]: ...
 
 
 class Finished(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from penstock.core.errors import (
     ContextLengthExceeded,
@@ -15,11 +16,10 @@ from penstock.core.errors import (
 from penstock.core.image_processor import ImageProcessorConfig
 from penstock.core.model_config import ModelConfig
 from penstock.core.request import AdapterRef
+from penstock.server.text_limits import TextLimits
 from penstock.text.chat import ChatTemplate
 from penstock.text.prompt_encoder import kept_ids
 from penstock.text.tokenizer import Tokenizer
-
-MAX_CONTEXTS = 4  # that a text may be long if it is counted, or cut to what is wanted of it
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class ServedModel:
     max_loras: int = 0  # adapters that may run at a time; 0: the engine cannot run any
     adapters: dict[str, ServedAdapter] = field(default_factory=dict)  # by name; they come and go
     images: ServedImages | None = None  # None: it takes none
+
+    @cached_property
+    def texts(self) -> TextLimits:
+        """Of those that it makes vectors of."""
+        return TextLimits(self.tokenizer, self.max_model_len, self.config.vocab_size)
 
     def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of those texts that are special tokens."""
@@ -101,40 +106,9 @@ class ServedModel:
         if name != self.name:
             raise UnsupportedTask(f"'{name}' is an adapter: it makes texts, and no vectors", param="model")
 
-    def fit_text(self, ids: list[int], *, keep_first: int | None, param: str | None) -> list[int]:
-        """A text as the model will see it: cut only where the client asked for it, and then its end goes, but for the
-        mark that ends every text of some models."""
-        keep = self.max_model_len if keep_first == -1 else keep_first
-        if keep is not None and len(ids) > keep:
-            is_marked = keep > 1 and ids[-1] in self.tokenizer.special_ids
-            ids = [*ids[: keep - 1], ids[-1]] if is_marked else ids[:keep]
-        if not ids:
-            raise InvalidRequest("a text has no tokens", param=param)
-        if max(ids) >= self.config.vocab_size:
-            raise InvalidRequest(f"a text has a token, {max(ids)}, that this model does not know", param=param)
-        self.check_text_tokens(len(ids), param)
-        return ids
-
-    def check_text(self, text: str, param: str | None, *, contexts: int = 1) -> None:
-        """Refuses a text that is longer than so many contexts whatever its tokens are, without making them."""
-        if (num_tokens := self._min_tokens(text)) > contexts * self.max_model_len:
-            raise ContextLengthExceeded(
-                f"this model takes texts of {self.max_model_len} tokens, and one has at least {num_tokens}; "
-                f"truncate_prompt_tokens cuts those of up to {MAX_CONTEXTS} times as many",
-                param=param,
-            )
-
-    def check_text_tokens(self, num_tokens: int, param: str | None) -> None:
-        if num_tokens > self.max_model_len:
-            raise ContextLengthExceeded(
-                f"this model takes texts of {self.max_model_len} tokens, and one has {num_tokens}; "
-                "truncate_prompt_tokens cuts them",
-                param=param,
-            )
-
     def check_prompt_text(self, text: str, param: str, *, contexts: int = 1) -> None:
         """Refuses a text that is longer than so many contexts whatever its tokens are, without making them."""
-        if (num_tokens := self._min_tokens(text)) >= contexts * self.max_model_len:
+        if (num_tokens := self.texts.min_tokens(text)) >= contexts * self.max_model_len:
             raise ContextLengthExceeded(
                 f"this model's context is {self.max_model_len} tokens, and the prompt has at least {num_tokens}",
                 param=param,
@@ -153,12 +127,6 @@ class ServedModel:
         if max(prompt_ids) >= self.config.vocab_size:  # a tokenizer may know more words than the model has rows for
             raise InvalidRequest(f"the text has a token, {max(prompt_ids)}, that this model does not know", param=param)
         return prompt_ids
-
-    def _min_tokens(self, text: str) -> int:
-        """No text of so many characters has fewer tokens: a character is at least a byte."""
-        if len(text) <= self.max_model_len or (longest := self.tokenizer.max_token_bytes) is None:
-            return 0
-        return -(-len(text) // longest)
 
     def check_output(self, wanted: int | None) -> None:
         """Refuses more tokens than the model can ever hold."""

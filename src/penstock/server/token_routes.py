@@ -21,7 +21,8 @@ from penstock.api.tokenization import (
 from penstock.core.errors import UnsupportedParameter
 from penstock.server.offload import Offload
 from penstock.server.recorder import Recorder
-from penstock.server.served_model import MAX_CONTEXTS, ServedModel
+from penstock.server.served_model import ServedModel
+from penstock.server.text_limits import MAX_CONTEXTS
 from penstock.text.prompt_encoder import kept_ids, render
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.api.openai import ChatRequest, FunctionDefinition
+from penstock.api.openai import ChatRequest
 from penstock.api.openai.guided import MAX_CHARACTERS, GuideAsked
 from penstock.core.errors import InvalidRequest
 from penstock.server.served_model import ServedModel
@@ -15,7 +15,7 @@ from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, Text
 @dataclass(frozen=True)
 class ToolCalling:
     format: ToolFormat
-    names: list[str]
+    tools: list[Tool]
     is_required: bool  # an answer is calls and nothing else
     max_calls: int | None  # in an answer
     mark_ids: frozenset[int]  # special tokens that are part of a call
@@ -28,26 +28,24 @@ class ToolCalling:
         known = {mark: tokenizer.special_id(mark) for mark in template.tool_format.marks}
         special = {mark: token_id for mark, token_id in known.items() if token_id is not None}
         max_calls = 1 if chat.parallel_tool_calls is False else None
-        tools = chat.callable_tools()
+        tools = [Tool(of.name, of.parameters, of.strict) for of in chat.callable_tools()]
         guide = _guide(chat, template.tool_format, tools, special, max_calls)
-        names, marks = [tool.name for tool in tools], frozenset(special.values())
-        return cls(template.tool_format, names, chat.must_call(), max_calls, marks, guide)
+        return cls(template.tool_format, tools, chat.must_call(), max_calls, frozenset(special.values()), guide)
 
     def parser(self) -> CallParser:
-        return self.format.parser(self.names, self.max_calls)
+        return self.format.parser(self.tools, self.max_calls)
 
 
 def _guide(
     chat: ChatRequest,
     tool_format: ToolFormat,
-    functions: Sequence[FunctionDefinition],
+    tools: Sequence[Tool],
     special: dict[str, int],
     max_calls: int | None,
 ) -> GuideAsked | None:
     asked = None if chat.must_call() else chat.guide()
     if asked is not None and asked.guide.kind != "json_schema":
         raise InvalidRequest(f"{asked.param}: only a JSON schema can go with tools", param=asked.param)
-    tools = [Tool(of.name, of.parameters, of.strict) for of in functions]
     try:
         guide = tool_format.guide(
             tools, special, is_required=chat.must_call(), most=max_calls, otherwise=asked and asked.guide

@@ -19,7 +19,7 @@ from penstock.observe.registry import Counter
 from penstock.observe.spans import Attributes, Kind, Root, Roots, Span, Value
 from penstock.server.recorder import Finished
 
-_TEXTS = ("embeddings", "rerank", "score")
+_TEXTS = ("embeddings", "rerank", "score", "classify")
 _OPERATIONS = {"chat": "chat", "completions": "text_completion", "messages": "chat"} | dict.fromkeys(
     _TEXTS, "embeddings"
 )  # by route

@@ -95,7 +95,6 @@ class ModelResidency(Struct, frozen=True, omit_defaults=True):
     wish: str = ""  # the order that is not done yet, as in `ModelOrder`
     reason: str = ""  # of its last change, or why it waits
     refusal: str = ""  # why its requests are refused; empty: they are not
-    no_room: str = ""  # why it cannot be loaded beside the pinned models, in figures; empty: it can
     wait_s: float | None = None  # it is to be loaded, and this is how long others may still keep the memory
     fixed_bytes: int = 0  # weights, steps and process
     floor_bytes: int = 0  # of KV cache, at least
@@ -140,6 +139,7 @@ class PoolStatus(Struct, frozen=True, omit_defaults=True):
     is_ephemeral: bool = False  # the pool ends with its controller's process, however that ends
     serves: str = ""  # the pool whose model its replicas serve beside that one's; empty: its own
     residency: ModelResidency | None = None  # of a model that shares its device with others
+    takes_tensors: bool = False  # its model makes no text
 
 
 class FleetDecision(Struct, frozen=True):

@@ -14,8 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict, ModelNotFound
-from penstock.core.residency import Residence, Wish
+from penstock.core.residency import Residence, Wish, why_no_room
 from penstock.tenancy.fleet import FleetBook, ModelOrder, ModelResidency, PoolStatus
+
+_AWAY = (Residence.UNLOADED, Residence.PARKED, Residence.LEAVING, Residence.DRAINING)
 
 
 class Verb(StrEnum):
@@ -46,7 +48,7 @@ class ModelState(Struct, frozen=True):
     eta_s: float | None  # until it takes requests; None: it does, or nobody wants it to
     reason: str  # of its last change, or why it waits
     refusal: str  # why its requests are refused; empty: they are not
-    no_room: str  # why it cannot be loaded beside the pinned models, in figures; empty: it can
+    no_room: str  # why it cannot be loaded beside the pinned models, in figures; empty: it can, or is there
     failure: str  # of its last load; empty: it succeeded
     failed_loads: int  # in a row
     in_flight: int
@@ -74,7 +76,8 @@ class Given(NamedTuple):
 
 
 def models_on_devices(statuses: Iterable[PoolStatus], orders: Mapping[str, ModelOrder]) -> list[ModelState]:
-    return [_state(one, one.residency, orders.get(one.pool)) for one in statuses if one.residency is not None]
+    statuses = [one for one in statuses if one.residency is not None]
+    return [_state(one, one.residency, orders, statuses) for one in statuses if one.residency is not None]
 
 
 def devices_of(statuses: Iterable[PoolStatus]) -> list[DeviceMemory]:
@@ -87,31 +90,36 @@ def devices_of(statuses: Iterable[PoolStatus]) -> list[DeviceMemory]:
 
 def model_state(book: FleetBook, name: str) -> ModelState:
     """Raises ModelNotFound, or Conflict for a model whose replicas are not moved in and out of a device."""
-    status, residency = _find(book.pools(), name)
-    return _state(status, residency, book.model_orders().get(name))
+    statuses = book.pools()
+    status, residency = _find(statuses, name)
+    return _state(status, residency, book.model_orders(), statuses)
 
 
 def give_order(book: FleetBook, name: str, verb: Verb, *, drain: bool, in_flight: int, by: str, now: float) -> Given:
     """Gives an order. `drain`: a model with streams leaves when they have ended; without it such an order is refused.
     `in_flight`: requests at the model, as far as they are newer than the last status. Raises as `model_state`, and
     Conflict for an order that cannot be followed."""
-    status, residency = _find(book.pools(), name)
+    statuses, orders = book.pools(), book.model_orders()
+    status, residency = _find(statuses, name)
+    no_room = _no_room(status.pool, residency, orders, statuses)
     open_requests = 0 if drain else max(in_flight, residency.in_flight)
 
     def change(before: ModelOrder) -> ModelOrder:
-        changed = _changed(before, verb, name, residency, open_requests)
+        changed = _changed(before, verb, name, residency, no_room, open_requests)
         is_same = (changed.wish, changed.pinned) == (before.wish, before.pinned)
         return before if is_same else replace(changed, at=now, by=by)
 
     order = book.change_model_order(name, change)
-    return Given(_state(status, residency, order), _is_done(verb, residency, order))
+    return Given(_state(status, residency, {**orders, name: order}, statuses), _is_done(verb, residency, order))
 
 
-def _changed(before: ModelOrder, verb: Verb, name: str, residency: ModelResidency, open_requests: int) -> ModelOrder:
+def _changed(
+    before: ModelOrder, verb: Verb, name: str, residency: ModelResidency, no_room: str, open_requests: int
+) -> ModelOrder:
     state = Residence(residency.state)
     match verb:
-        case Verb.LOAD | Verb.WARM_UP | Verb.PIN if residency.no_room:
-            raise Conflict(residency.no_room, reason="no_room")
+        case Verb.LOAD | Verb.WARM_UP | Verb.PIN if no_room:
+            raise Conflict(no_room, reason="no_room")
         case Verb.LOAD:
             is_on_its_way = before.wish == Wish.WARM_UP or (state is Residence.LOADED and before.wish == Wish.NONE)
             return before if is_on_its_way else replace(before, wish=Wish.LOAD)
@@ -129,7 +137,8 @@ def _changed(before: ModelOrder, verb: Verb, name: str, residency: ModelResidenc
     if open_requests and before.wish != verb:
         are = "request is" if open_requests == 1 else "requests are"
         raise Conflict(
-            f'{open_requests} {are} at {name}: with {{"drain": true}} it leaves when they have ended', reason="busy"
+            f'{open_requests} {are} at {name}: with {{"drain": true}} (--drain) it leaves when they have ended',
+            reason="busy",
         )
     return replace(before, wish=str(verb))
 
@@ -137,7 +146,9 @@ def _changed(before: ModelOrder, verb: Verb, name: str, residency: ModelResidenc
 def _is_done(verb: Verb, residency: ModelResidency, order: ModelOrder) -> bool:
     state = Residence(residency.state)
     match verb:
-        case Verb.LOAD | Verb.PIN:
+        case Verb.LOAD:
+            return state is Residence.LOADED and order.wish != Wish.LOAD
+        case Verb.PIN:
             return state is Residence.LOADED
         case Verb.UNLOAD:
             return state is Residence.UNLOADED
@@ -162,8 +173,35 @@ def _find(statuses: Iterable[PoolStatus], name: str) -> tuple[PoolStatus, ModelR
     raise ModelNotFound(f"no model '{name}' among those that share a device; {known}", param="model")
 
 
-def _state(status: PoolStatus, residency: ModelResidency, order: ModelOrder | None) -> ModelState:
-    order = order or ModelOrder(status.pool, residency.wish, residency.pinned)
+def _order_of(status: PoolStatus, residency: ModelResidency, orders: Mapping[str, ModelOrder]) -> ModelOrder:
+    return orders.get(status.pool) or ModelOrder(status.pool, residency.wish, residency.pinned)
+
+
+def _no_room(
+    name: str, residency: ModelResidency, orders: Mapping[str, ModelOrder], statuses: Iterable[PoolStatus]
+) -> str:
+    """By the orders as they are now: the controller may not have seen the last pin yet."""
+    if residency.state not in _AWAY:
+        return ""
+    staying = {
+        one.pool: max(other.held_bytes, other.fixed_bytes + other.floor_bytes)
+        for one in statuses
+        if (other := one.residency) is not None
+        and other.device == residency.device
+        and one.pool != name
+        and _order_of(one, other, orders).pinned
+    }
+    return why_no_room(name, residency.fixed_bytes, residency.floor_bytes, residency.device_bytes, staying)
+
+
+def _state(
+    status: PoolStatus,
+    residency: ModelResidency,
+    orders: Mapping[str, ModelOrder],
+    statuses: Iterable[PoolStatus],
+) -> ModelState:
+    order = _order_of(status, residency, orders)
+    is_seen = (order.wish, order.pinned) == (residency.wish, residency.pinned)  # by the controller
     is_loaded = residency.state == Residence.LOADED
     loaded_at = residency.loaded_at
     return ModelState(
@@ -173,8 +211,8 @@ def _state(status: PoolStatus, residency: ModelResidency, order: ModelOrder | No
         order.wish,
         _eta_s(status, residency, order),
         residency.reason,
-        residency.refusal,
-        residency.no_room,
+        residency.refusal if is_seen else "",
+        _no_room(status.pool, residency, orders, statuses),
         "" if is_loaded else status.failure,
         0 if is_loaded else status.start_failures,
         residency.in_flight,

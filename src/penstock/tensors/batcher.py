@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.core.errors import InvalidRequest, Overloaded
@@ -80,6 +81,7 @@ class Batcher(Generic[T]):
         # By level, in the order of arrival; the last is of those that are late. Dicts keep their order and forget fast.
         self._levels: list[dict[Waiting[T], None]] = [{} for _ in range(rules.priority_levels + 1)]
         self.num_bytes = 0
+        self._deadline_s = inf  # no request's time is over before
 
     def __len__(self) -> int:
         return sum(map(len, self._levels))
@@ -122,6 +124,8 @@ class Batcher(Generic[T]):
         waiting = Waiting(payload, size, key if rules.joins else object(), level, num_bytes, now_s, deadline_s)
         self._levels[level - 1][waiting] = None
         self.num_bytes += num_bytes
+        if deadline_s is not None:
+            self._deadline_s = min(self._deadline_s, deadline_s)
         return waiting
 
     def remove(self, waiting: Waiting[T]) -> bool:
@@ -136,7 +140,9 @@ class Batcher(Generic[T]):
     def expire(self, now_s: float) -> list[Waiting[T]]:
         """Requests whose time is over, and that are to be refused: they are gone from here. Others whose time is over
         wait behind all that are not late."""
-        refused = []
+        if now_s + _EPSILON_S < self._deadline_s:
+            return []
+        refused: list[Waiting[T]] = []
         for number, level in enumerate(self._levels[:-1], 1):
             late = [one for one in level if one.deadline_s is not None and one.deadline_s <= now_s + _EPSILON_S]
             rejects = self.rules.policy_at(number).rejects_late
@@ -148,6 +154,9 @@ class Batcher(Generic[T]):
                     del level[one]
                     one.is_late = True
                     self._levels[-1][one] = None
+        self._deadline_s = min(
+            (one.deadline_s for one in self._waiting() if one.deadline_s is not None and not one.is_late), default=inf
+        )
         return refused
 
     def take(self, now_s: float) -> Batch[T] | None:
@@ -161,12 +170,12 @@ class Batcher(Generic[T]):
         return None
 
     def next_change_s(self, *, is_busy: bool = False) -> float | None:
-        """When a batch is due, or a request's time is over, if nothing comes before. None: nothing will happen.
+        """When a batch is due, or a request's time may be over, if nothing comes before. None: nothing will happen.
         `is_busy`: nobody would take a batch."""
         groups = [] if is_busy else self._groups()
         times = [group.oldest_s + self.rules.max_queue_delay_s for group in groups]
-        times += [one.deadline_s for one in self._waiting() if one.deadline_s is not None and not one.is_late]
-        return min(times, default=None)
+        next_s = min([self._deadline_s, *times])
+        return None if next_s == inf else next_s
 
     # -- inside
 

@@ -2,6 +2,9 @@
 
 ONNX Runtime lets other threads run while it computes. What a batch does not survive is found out by executing its
 requests one by one, so that one with bad values fails alone.
+
+A batch that takes less than a thread takes to wake up is executed on the spot, in the event loop: then no two threads
+wait for each other's turn of the interpreter.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from penstock.tensors.onnx_model import Session
 from penstock.tensors.statistics import BatchTimes
 
 log = logging.getLogger("penstock.tensors")
+
+QUICK_S = 400e-6  # that a batch takes at most which is executed on the spot
+MAX_SLOW = 16  # in a row that took longer: other work of the machine has its share in what is measured
 
 Tensors = Mapping[str, Array]
 Outcome = dict[str, Array] | PenstockError
@@ -46,17 +52,30 @@ Done = Callable[[Execution], None]  # called in the instance's thread
 
 
 class Instance:
-    def __init__(self, name: str, session: Session, *, is_batched: bool) -> None:
-        """`is_batched`: the first dimension of each tensor is the batch's."""
+    def __init__(self, name: str, session: Session, *, is_batched: bool, is_quick: bool = False) -> None:
+        """`is_batched`: the first dimension of each tensor is the batch's. `is_quick`: its largest batch is executed
+        within a moment; if that turns out to be wrong it goes to the thread."""
         self.device = session.device
+        self.is_quick = is_quick
+        self._num_slow = 0
         self._session = session
         self._is_batched = is_batched
         self._work: SimpleQueue[tuple[Sequence[Part], Done] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def execute(self, parts: Sequence[Part], done: Done) -> None:
         self._work.put((parts, done))
+
+    def execute_here(self, parts: Sequence[Part]) -> Execution:
+        found = execute(self._session, parts, is_batched=self._is_batched)
+        self._num_slow = self._num_slow + 1 if found.times.infer_s > QUICK_S else 0
+        self.is_quick = self._num_slow < MAX_SLOW
+        return found
 
     def stop(self) -> None:
         """The thread ends once it has nothing more to do. It is not waited for: it may be deep in a product."""

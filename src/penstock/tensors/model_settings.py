@@ -37,6 +37,7 @@ class TensorSettings(_Settings, frozen=True):
     name: str
     data_type: str
     dims: list[Annotated[int, Meta(ge=-1)]]
+    label_filename: str = ""  # of an output: a label on each line, for the classification extension
 
 
 class QueuePolicySettings(_Settings, frozen=True):
@@ -185,6 +186,9 @@ def _check(settings: ModelSettings, where: str) -> None:
         raise ConfigError(f"{where}: version_policy is one of latest, all, specific", param="version_policy")
     if len(settings.instances) > MAX_INSTANCES:
         raise ConfigError(f"{where}: more than {MAX_INSTANCES} instances", param="instance_group")
+    for output in settings.output:
+        if "/" in output.label_filename or output.label_filename.startswith("."):
+            raise ConfigError(f"{where}: label_filename is the name of a file", param="label_filename")
     if "/" in settings.default_model_filename or settings.default_model_filename.startswith("."):
         raise ConfigError(f"{where}: default_model_filename is the name of a file", param="default_model_filename")
     if (batching := settings.dynamic_batching) is None:

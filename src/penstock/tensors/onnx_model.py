@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,13 @@ _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", "session.intra_op.allow_spinning")
 
 
+class Place(NamedTuple):
+    """Where instances run whose settings do not say it."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None  # of all instances of a version together; None: as many as there are cores
+
+
 class Session(Protocol):
     """A model on a device, for one thread."""
 
@@ -36,9 +43,10 @@ class Session(Protocol):
 class OnnxModel:
     """One version of a model. Raises ModelCorrupt, ModelUnsupported, ConfigError."""
 
-    def __init__(self, path: Path, settings: ModelSettings) -> None:
+    def __init__(self, path: Path, settings: ModelSettings, place: Place = Place()) -> None:  # noqa: B008 (a tuple)
         self.path = path
         self.settings = settings
+        self._place = place
         first = self._open(settings.instances[0])
         self._first: OnnxSession | None = first
         self.signature = _signature(first.session, settings, path)
@@ -51,11 +59,11 @@ class OnnxModel:
     def _open(self, group: InstanceGroup) -> OnnxSession:
         options = ort.SessionOptions()
         options.log_severity_level = 3  # errors: they are raised besides
-        options.intra_op_num_threads = _threads(self.settings)
+        options.intra_op_num_threads = _threads(self.settings, self._place)
         options.inter_op_num_threads = 1
         # Threads that spin between two batches take cores from the server and from other instances.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        providers = _providers(group)
+        providers = _providers(group, self._place)
         try:
             session = ort.InferenceSession(str(self.path), options, providers=providers)
         except Exception as error:  # ONNX Runtime's errors have no common class but this
@@ -127,17 +135,20 @@ def _specs(found: Any, named: Sequence[TensorSettings], max_batch_size: int, whe
     return tuple(specs.values())
 
 
-def _providers(group: InstanceGroup) -> list[Any]:
+def _providers(group: InstanceGroup, place: Place) -> list[Any]:
     available = ort.get_available_providers()
-    if group.kind == "KIND_CPU" or (group.kind == "KIND_AUTO" and _CUDA not in available):
+    kind = group.kind
+    if kind == "KIND_AUTO" and place.device != "auto":
+        kind = "KIND_CPU" if place.device == "cpu" else "KIND_GPU"
+    if kind == "KIND_CPU" or (kind == "KIND_AUTO" and _CUDA not in available):
         return [_CPU]
     if _CUDA not in available:
-        raise ConfigError("KIND_GPU needs onnxruntime-gpu and a GPU", param="instance_group")
+        raise ConfigError("an instance on a GPU needs onnxruntime-gpu and a GPU", param="instance_group")
     return [(_CUDA, {"device_id": group.gpus[0] if group.gpus else 0}), _CPU]
 
 
-def _threads(settings: ModelSettings) -> int:
-    """Threads of one instance: the cores are shared out, unless the settings say something else."""
+def _threads(settings: ModelSettings, place: Place) -> int:
+    """Threads of one instance: they are shared out, unless the settings say something else."""
     for name in settings.parameters:
         if name not in _PARAMETERS:
             raise ConfigError(f"the parameter '{shown(name)}' is not known: {', '.join(_PARAMETERS)} are", param=name)
@@ -145,7 +156,7 @@ def _threads(settings: ModelSettings) -> int:
     if isinstance(said, dict):  # as Triton has it: { string_value: "2" }
         said = said.get("string_value")
     if said is None:
-        return max(1, len(os.sched_getaffinity(0)) // len(settings.instances))
+        return max(1, (place.threads or len(os.sched_getaffinity(0))) // len(settings.instances))
     try:
         threads = int(said)
     except (TypeError, ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from penstock.api.errors import OPENAI, Convention
@@ -12,6 +12,7 @@ from penstock.core.errors import PenstockError
 from penstock.observe import catalog
 from penstock.observe import tensor_catalog as tensors
 from penstock.observe.registry import Counter, Histogram, Registry
+from penstock.server.recorder import Record
 from penstock.tensors.instances import Execution
 from penstock.tensors.served_model import ServedModel, ServedVersion
 
@@ -37,11 +38,14 @@ class _Series:
 class TensorRecorder:
     """An `Observer` of versions, and the record of requests."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, name: str) -> None:
+        """`name`: of the replica, for requests that come to no model."""
+        self._name = name
         self.registry = Registry(tensors.TENSOR_CATALOG)
         self._clock = clock
         self._open = self.registry.count(catalog.REQUESTS_OPEN)
         self._latency: dict[str, Histogram] = {}
+        self._requests: dict[tuple[str, str], Counter] = {}
         self._series: dict[_Labels, _Series] = {}
 
     # -- batches
@@ -72,12 +76,15 @@ class TensorRecorder:
     # -- requests
 
     @contextmanager
-    def request(self, route: str, model: str, request_id: str = "", convention: Convention = OPENAI) -> Iterator[None]:
-        began_s = self._clock.now()
+    def request(
+        self, route: str, request_id: str = "", convention: Convention = OPENAI, model: str = ""
+    ) -> Iterator[Record]:
+        """`model`: of tensors; of texts the record says it."""
+        began_s, record = self._clock.now(), Record()
         status, outcome = 500, "cancelled"
         self._open.value += 1
         try:
-            yield
+            yield record
             status, outcome = 200, "ok"
         except PenstockError as error:
             status, outcome = convention.status(error), error.code
@@ -87,22 +94,35 @@ class TensorRecorder:
             raise
         finally:
             self._open.value -= 1
-            self.registry.count(catalog.REQUESTS, route, str(status), outcome).value += 1
+            self._ended(route, status, outcome).value += 1
             took_s = self._clock.now() - began_s
+            if (texts := record.texts) is not None:
+                model = texts.model
+                if outcome == "ok":
+                    self.registry.count(catalog.EMBEDDED_TEXTS, model).value += texts.num_texts
+                    self.registry.count(catalog.EMBEDDED_TOKENS, model).value += texts.num_tokens
+            model = model or self._name
             spread = self._latency.get(model)
             if spread is None:
                 spread = self._latency[model] = self.registry.spread(catalog.REQUEST_LATENCY, model)
             spread.observe(took_s)
-            log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
+            if log.isEnabledFor(logging.INFO):
+                log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
 
-    def exposition(self, model: ServedModel | None, startup_s: Mapping[str, float]) -> bytes:
-        """Prometheus' text of how things stand now. `model`: None: it is loading."""
+    def _ended(self, route: str, status: int, outcome: str) -> Counter:
+        found = self._requests.get((route, outcome))
+        if found is None:
+            found = self._requests[route, outcome] = self.registry.count(catalog.REQUESTS, route, str(status), outcome)
+        return found
+
+    def exposition(self, models: Iterable[ServedModel], startup_s: Mapping[str, float], *, is_ready: bool) -> bytes:
+        """Prometheus' text of how things stand now."""
         registry = self.registry
-        registry.count(catalog.ENGINE_READY).value = float(model is not None)
+        registry.count(catalog.ENGINE_READY).value = float(is_ready)
         registry.replace(catalog.STARTUP, {(phase,): seconds for phase, seconds in startup_s.items()})
         waiting: dict[tuple[str, ...], float] = {}
         instances: dict[tuple[str, ...], float] = {}
-        for one in () if model is None else model.versions.values():
+        for one in (version for model in models for version in model.versions.values()):
             labels = one.name, str(one.version)
             waiting[labels] = one.num_waiting
             for instance in one.instances:

@@ -1,11 +1,13 @@
-"""The replica's application where the model takes tensors: health, metrics, what gateways ask, and the calls of the
-Open Inference Protocol, which are answered here without a detour."""
+"""The replica's application where models take tensors: health, metrics, what gateways ask, the calls of the Open
+Inference Protocol, which are answered here without a detour, and the endpoints for texts."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +19,18 @@ from penstock.api.errors import OPEN_INFERENCE
 from penstock.api.oip.tensor_call import CALL_BYTES, TENSORS_PATH
 from penstock.api.openai.models import ModelCard, model_list, model_object
 from penstock.api.page_guard import PageGuard
-from penstock.api.replica_report import ReplicaReport, encode
+from penstock.api.replica_report import ReplicaReport, TensorNews, encode
 from penstock.api.sink import Sink, SseStream, json_response, respond
 from penstock.core.config import shown
-from penstock.core.errors import EngineUnavailable, ModelNotFound, Overloaded, PenstockError
+from penstock.core.errors import (
+    ConfigError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    PenstockError,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from penstock.core.measurements import EngineLoad, EngineMeasurements, ServingLimits
 from penstock.core.settings import ServerSettings
 from penstock.http.clock import LOOP_CLOCK, TimerClock
@@ -31,22 +41,42 @@ from penstock.oip.inner_exchange import Caller
 from penstock.oip.tensor_calls import TensorBody
 from penstock.oip.tensor_relay import answer_call, open_call, pack
 from penstock.server.drain import Drain
+from penstock.server.embedding_routes import EmbeddingRoutes
 from penstock.server.gateway_headers import GatewayTrust
-from penstock.tensors.model_settings import ModelSettings
+from penstock.server.offload import Offload
+from penstock.server.text_models import Task, TextModel
+from penstock.tensors.model_repository import ModelRepository
+from penstock.tensors.model_settings import ModelSettings, settings_of
+from penstock.tensors.onnx_model import Place
 from penstock.tensors.recorder import TensorRecorder
-from penstock.tensors.served_model import Inference, ServedModel, ServedVersion
+from penstock.tensors.served_model import Inference, ServedVersion
 from penstock.tensors.wire import read_request, write_answer
 
 _PERIOD_S = 0.05
 _MAX_PERIODS = 5  # without news: a gateway takes a replica that is silent for a second for a sick one
 _LONG_BYTES = 128 << 10  # of a body, which is read in a thread
+_PATHS: dict[Task, str] = {
+    "embeddings": "/v1/embeddings",
+    "relevance": "/v1/rerank and /v1/score",
+    "classification": "/v1/classify",
+}
+_GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 class TensorReplica:
-    """The ASGI application and the `TensorCalls` of one model."""
+    """The ASGI application, and the `TensorCalls`, `RepositoryCalls` and `TextModels` of its models."""
 
-    def __init__(self, name: str, settings: ServerSettings, created: int, clock: TimerClock = LOOP_CLOCK) -> None:
-        """`created`: Unix time."""
+    def __init__(
+        self,
+        name: str,
+        settings: ServerSettings,
+        created: int,
+        paths: Callable[[], Mapping[str, Path]],
+        place: Place = Place(),  # noqa: B008 (a tuple)
+        clock: TimerClock = LOOP_CLOCK,
+    ) -> None:
+        """`name`: that gateways know it by: its model's, if it has one; `created`: Unix time; `paths`: of its models,
+        by name."""
         self.name = name
         self.drain = Drain()
         self.trust = GatewayTrust(
@@ -54,43 +84,48 @@ class TensorReplica:
             settings.metrics_token,
             PageGuard(settings.host, settings.allowed_hosts, settings.allowed_origins),
         )
-        self.recorder = TensorRecorder(clock)
+        self.recorder = TensorRecorder(clock, name)
+        self.repository = ModelRepository(paths, place, clock=clock, observer=self.recorder)
         self.startup_s: Mapping[str, float] = {}
         self._clock = clock
         self._settings = settings
-        self._model: ServedModel | None = None
+        self._is_open = False
         self._is_stopped = False
         self._boot = uuid.uuid4().hex
-        self._card = ModelCard(id=name, created=created, root=name)
+        self._created = created
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        texts = EmbeddingRoutes(
+            self,
+            self.recorder,
+            self.drain,
+            self.trust,
+            Offload(self._threads),
+            max_body_bytes=settings.max_body_bytes,
+        )
+        self._texts = texts.routes()
         self._router = Router(self._routes(), guard=self.trust.guard, shutdown=self.stop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
 
-    def open(self, model: ServedModel, startup_s: Mapping[str, float]) -> None:
-        """Takes requests."""
-        self._model, self.startup_s = model, startup_s
+    def open(self, startup_s: Mapping[str, float]) -> None:
+        """Its models are loaded."""
+        self._is_open, self.startup_s = True, startup_s
 
     async def stop(self) -> None:
         self._is_stopped = True
-        if self._model is not None:
-            self._model.stop()
+        self.repository.stop()
+        self._threads.shutdown(wait=False)
 
     @property
     def state(self) -> str:
         if self._is_stopped:
             return "stopped"
-        return "starting" if self._model is None else "ready"
-
-    def model(self) -> ServedModel:
-        """Raises EngineUnavailable."""
-        if self._model is None:
-            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
-        return self._model
+        return "ready" if self._is_open else "starting"
 
     async def run(self, version: ServedVersion, asked: Inference) -> dict[str, Any]:
         """Raises what a client may be told: that it is full, drains, or that the request is wrong."""
-        if self.model().num_open >= self._settings.max_open:
+        if self.drain.num_running >= self._settings.max_open:
             raise Overloaded(f"{self._settings.max_open} requests are open, as many as may", reason="max_open")
         with self.drain.admit(_Running(), ""):
             return await version.infer(asked)
@@ -102,25 +137,30 @@ class TensorReplica:
 
     async def infer(self, caller: Caller, model: str, version: str, body: TensorBody) -> TensorBody:
         self._admit(caller)
-        with self.recorder.request("infer", self.name, convention=OPEN_INFERENCE):
+        with self.recorder.request("infer", convention=OPEN_INFERENCE, model=self._label(model)):
             found = self._find(model, version)
-            asked = await self._read(body)
-            found.signature.check_outputs(dict.fromkeys(asked.inference.outputs))
+            if len(body.data) <= _LONG_BYTES:
+                asked = read_request(body.data, body.json_length)
+            else:
+                asked = await asyncio.to_thread(read_request, body.data, body.json_length)
+                found = self._find(model, version)  # it may have been loaded anew meanwhile
+            found.signature.check_outputs(asked.inference.outputs)
             answer = await self.run(found, asked.inference)
-            return TensorBody(*write_answer(self.name, str(found.version), asked, answer))
+            is_batched = found.signature.max_batch_size > 0
+            version = str(found.version)
+            return TensorBody(*write_answer(found.name, version, asked, answer, found.labels, is_batched=is_batched))
 
     async def is_ready(self, caller: Caller, model: str, version: str) -> bool:
         self._admit(caller)
-        if self._model is None:
-            self._check_name(model)
+        try:
+            self._find(model, version)
+        except EngineUnavailable:
             return False
-        self._find(model, version)
         return not self.drain.is_begun
 
     async def metadata(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         self._admit(caller)
-        self._check_name(model)
-        return self.model().metadata(version)
+        return self.repository.find(model).metadata(version)
 
     async def config(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         self._admit(caller)
@@ -128,28 +168,53 @@ class TensorReplica:
 
     async def statistics(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
         self._admit(caller)
-        if model:  # none: all of them
-            self._check_name(model)
-        served = self.model()
-        versions = [served.find(version)] if version else list(served.versions.values())
-        return {"model_stats": [one.statistics.as_dict(self.name, str(one.version)) for one in versions]}
+        if model and version:
+            versions = [self._find(model, version)]
+        else:  # no model: all of them
+            models = [self.repository.find(model)] if model else self.repository.loaded.values()
+            versions = [one for found in models for one in found.versions.values()]
+        return {"model_stats": [one.statistics.as_dict(one.name, str(one.version)) for one in versions]}
+
+    # -- calls about the repository
+
+    async def index(self, caller: Caller, *, only_ready: bool) -> list[dict[str, Any]]:
+        self._admit(caller)
+        return self.repository.index(only_ready=only_ready)
+
+    async def load(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
+        self.trust.check_caller(caller.headers, caller.peer)
+        await self.repository.load(model, _settings_in(parameters))
+
+    async def unload(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
+        self.trust.check_caller(caller.headers, caller.peer)
+        for name in parameters:
+            if name != "unload_dependents":  # there are none here
+                raise UnsupportedParameter(f"the parameter '{shown(name)}' is not known", param=shown(name))
+        await self.repository.unload(model)
+
+    # -- texts
+
+    def find_text_model(self, name: str, task: Task) -> TextModel:
+        texts = self.repository.find(name).texts
+        if isinstance(texts, str):
+            said = f"the model '{name}' takes tensors, over the Open Inference Protocol, and no texts: {texts}"
+            raise UnsupportedTask(said, param="model")
+        if task not in texts.tasks:
+            can = " and ".join(_PATHS[one] for one in texts.tasks)
+            raise UnsupportedTask(f"the model '{name}' answers at {can}", param="model")
+        return texts
+
+    # -- inside
 
     def _admit(self, caller: Caller) -> None:
         self.trust.admit_socket(caller.headers, caller.peer)
 
     def _find(self, model: str, version: str) -> ServedVersion:
-        self._check_name(model)
-        return self.model().find(version)
+        return self.repository.find(model).find(version)
 
-    def _check_name(self, model: str) -> None:
-        if model != self.name:
-            raise ModelNotFound(f"no model '{shown(model)}'; this server has '{self.name}'", param="model")
-
-    @staticmethod
-    async def _read(body: TensorBody) -> Any:
-        if len(body.data) <= _LONG_BYTES:
-            return read_request(body.data, body.json_length)
-        return await asyncio.to_thread(read_request, body.data, body.json_length)
+    def _label(self, model: str) -> str:
+        """In metrics: a client can name anything."""
+        return model if model in self.repository.loaded else self.name
 
     # -- other paths
 
@@ -157,6 +222,7 @@ class TensorReplica:
         return [
             Route("GET", "/health", self._live),
             Route("GET", "/ready", self._ready),
+            Route("GET", "/health/deep", self._deep),
             Route("GET", "/metrics", self._metrics),
             Route("GET", "/v1/models", self._models),
             Route("GET", "/v1/models/{model}", self._one_model),
@@ -165,10 +231,18 @@ class TensorReplica:
             Route("POST", TENSORS_PATH, self._passed_on),
             Route("POST", "/v1/penstock/drain", self._drain),
             Route("DELETE", "/v1/penstock/drain", self._undrain),
+            *self._texts,
+            *(Route("POST", path, self._no_text) for path in _GENERATES),
         ]
 
     async def _live(self, request: Request, sink: Sink) -> None:
         await _tell(sink, not self._is_stopped, engine=self.state)
+
+    async def _deep(self, request: Request, sink: Sink) -> None:
+        """Whether each version has an instance that is there: what a model takes nobody knows, so none is asked."""
+        versions = [one for model in self.repository.loaded.values() for one in model.versions.values()]
+        is_well = self.state == "ready" and bool(versions) and all(one.is_alive for one in versions)
+        await _tell(sink, is_well, engine=self.state)
 
     async def _ready(self, request: Request, sink: Sink) -> None:
         why = {"reason": self.drain.reason} if self.drain.is_begun else {}
@@ -176,15 +250,24 @@ class TensorReplica:
         await _tell(sink, is_ready, engine=self.state, draining=self.drain.is_begun, **why)
 
     async def _metrics(self, request: Request, sink: Sink) -> None:
-        body = self.recorder.exposition(self._model, self.startup_s)
+        models = self.repository.loaded.values()
+        body = self.recorder.exposition(models, self.startup_s, is_ready=self.state == "ready")
         await respond(sink, 200, body, [(b"content-type", CONTENT_TYPE.encode())])
 
     async def _models(self, request: Request, sink: Sink) -> None:
-        await json_response(sink, 200, model_list([self._card]))
+        await json_response(sink, 200, model_list([self._card(name) for name in self.repository.loaded]))
 
     async def _one_model(self, request: Request, sink: Sink) -> None:
-        self._check_name(request.path_param)
-        await json_response(sink, 200, model_object(self._card))
+        await json_response(sink, 200, model_object(self._card(self.repository.find(request.path_param).name)))
+
+    def _card(self, name: str) -> ModelCard:
+        return ModelCard(id=name, created=self._created, root=name)
+
+    async def _no_text(self, request: Request, sink: Sink) -> None:
+        if not self._is_open:
+            raise EngineUnavailable("the model is being loaded", retry_after_s=5.0)
+        names = ", ".join(f"'{name}'" for name in self.repository.loaded) or "none yet"
+        raise UnsupportedTask(f"this server's models ({names}) make no texts", param="model")
 
     async def _passed_on(self, request: Request, sink: Sink) -> None:
         """A call that came over a gateway."""
@@ -230,7 +313,8 @@ class TensorReplica:
 
     def report(self) -> ReplicaReport:
         """The report that gateways get."""
-        versions = () if self._model is None else tuple(self._model.versions.values())
+        loaded = self.repository.loaded
+        versions = [version for model in loaded.values() for version in model.versions.values()]
         num_open = sum(one.num_open for one in versions)
         num_waiting = sum(one.num_waiting for one in versions)
         places = sum(one.rules.max_batch_size * len(one.instances) for one in versions)
@@ -241,10 +325,11 @@ class TensorReplica:
             boot=self._boot,
             model=self.name,
             state=self.state,
-            is_draining=self.drain.is_begun,
+            is_draining=self.drain.is_begun or (self._is_open and not loaded),
             version=__version__,
             startup_s=dict(self.startup_s) or None,
             takes_tensors=True,
+            tensors=tuple(_news(one) for one in versions),
             measured=EngineMeasurements(load=load, limits=limits),
         )
 
@@ -253,6 +338,37 @@ class _Running:
     """A request, while it runs: nothing that could go on elsewhere."""
 
     def give_back(self, error: PenstockError) -> None: ...
+
+
+def _news(version: ServedVersion) -> TensorNews:
+    done = version.statistics
+    return TensorNews(
+        version.name,
+        version.version,
+        len(version.instances),
+        version.instances[0].device,
+        version.rules.max_batch_size if version.rules.joins else 1,
+        version.num_waiting,
+        version.num_open - version.num_waiting,
+        done.inferences,
+        done.executions,
+    )
+
+
+def _settings_in(parameters: Mapping[str, object]) -> ModelSettings | None:
+    """Of a load call: Triton's `config`, which is JSON."""
+    for name in parameters:
+        if name != "config":
+            said = "files come from the server's disk alone" if name.startswith("file:") else "it is not known"
+            raise UnsupportedParameter(f"the parameter '{shown(name)}': {said}", param=shown(name))
+    if "config" not in parameters:
+        return None
+    try:
+        return settings_of(msgspec.json.decode(str(parameters["config"])), "config")
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"config is not valid JSON: {error}", param="config") from None
+    except ConfigError as error:
+        raise InvalidRequest(error.message, param="config") from None
 
 
 def config_of(version: ServedVersion) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 from penstock.core.config import nearest, shown
@@ -58,10 +58,10 @@ class Signature(NamedTuple):
             num_bytes += array.nbytes if spec.datatype != "BYTES" else sum(map(len, array.flat))
         return Checked(size, tuple(key), num_bytes)
 
-    def check_outputs(self, names: Mapping[str, object]) -> None:
-        known = [spec.name for spec in self.outputs]
+    def check_outputs(self, names: Iterable[str]) -> None:
         for name in names:
-            if name not in known:
+            if all(name != spec.name for spec in self.outputs):
+                known = [spec.name for spec in self.outputs]
                 raise InvalidRequest(
                     f"'{shown(name)}' is no output of this model: {', '.join(known)} are", param=shown(name)
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from penstock.tensors.datatypes import BYTES, DATATYPES, NUMPY, Array
 from penstock.tensors.served_model import Inference
 
 _SIZE, _BINARY, _ALL_BINARY = "binary_data_size", "binary_data", "binary_data_output"
+_CLASSES = "classification"
 _MAX_DIMENSIONS = 8
 _MAX_TEXTS = 1 << 16  # elements of a BYTES tensor: each becomes an object
 _MAX_ID = 1024  # characters
@@ -52,6 +53,7 @@ class WireRequest(NamedTuple):
     id: str
     binary: frozenset[str]  # outputs that are wanted as bytes, of those that are named
     is_binary: bool  # the others
+    classes: Mapping[str, int] = {}  # outputs of which so many of the likeliest classes are wanted, and no numbers
 
     def wants_binary(self, output: str) -> bool:
         return output in self.binary or (self.is_binary and output not in self.inference.outputs)
@@ -91,17 +93,32 @@ def read_request(body: bytes, json_length: int | None) -> WireRequest:
     for name in parameters:
         raise UnsupportedParameter(f"the parameter '{shown(name)}' is not known", param=shown(name))
     outputs: dict[str, bool] = {}
+    classes: dict[str, int] = {}
     for output in head.outputs:
         outputs[output.name] = _flag(output.parameters.pop(_BINARY, is_binary), _BINARY)
+        if count := _whole(output.parameters, _CLASSES):
+            classes[output.name] = count
         _refuse_others(output.name, output.parameters)
     asked = Inference(inputs, tuple(outputs), priority, timeout_us / 1e6 if timeout_us else None)
-    return WireRequest(asked, head.id, frozenset(name for name, binary in outputs.items() if binary), is_binary)
+    return WireRequest(
+        asked, head.id, frozenset(name for name, binary in outputs.items() if binary), is_binary, classes
+    )
 
 
-def write_answer(model: str, version: str, asked: WireRequest, found: Mapping[str, Array]) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON if bytes come after it."""
+def write_answer(
+    model: str,
+    version: str,
+    asked: WireRequest,
+    found: Mapping[str, Array],
+    labels: Mapping[str, Sequence[str]] = {},
+    *,
+    is_batched: bool = True,
+) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON if bytes come after it. `labels`: of classes, by output."""
     outputs, raws = [], []
-    for name, array in found.items():
+    for name, given in found.items():
+        count = asked.classes.get(name)
+        array = given if count is None else _classes(name, given, count, labels.get(name, ()), is_batched=is_batched)
         datatype = DATATYPES[array.dtype]
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
         if asked.wants_binary(name):
@@ -123,6 +140,21 @@ def to_bytes(array: Array) -> bytes:
 
 
 # -- inside
+
+
+def _classes(name: str, array: Array, count: int, labels: Sequence[str], *, is_batched: bool) -> Array:
+    """The likeliest classes of each row, the first one first, as texts `value:number:label`."""
+    if array.dtype == object or not array.size:
+        raise InvalidRequest(f"'{name}' has no numbers to tell classes by", param=name)
+    rows = array.reshape(array.shape[0] if is_batched else 1, -1)
+    if rows.shape[0] * min(count, rows.shape[1]) > _MAX_TEXTS:
+        raise InvalidRequest(f"'{name}': more than {_MAX_TEXTS} classes are asked for", param=name)
+    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    found = np.empty(best.shape, object)
+    for (row, place), number in np.ndenumerate(best):
+        label = f":{labels[int(number)]}" if number < len(labels) else ""
+        found[row, place] = f"{float(rows[row, number]):f}:{number}{label}".encode()
+    return found if is_batched else found[0]
 
 
 def _values(name: str, datatype: str, array: Array) -> Any:

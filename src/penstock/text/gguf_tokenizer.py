@@ -54,12 +54,17 @@ _WORD_RULES = {
     "default": _GPT2,
     "gpt-2": _GPT2,
     "smollm": _SMOLLM,
+    "refact": _SMOLLM,  # Granite 3
+    "olmo": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "tekken": _TEKKEN,
     "dbrx": _GPT4,
+    "glm4": _GPT4,
+    "chatglm-bpe": _GPT4,
+    "smaug-bpe": _GPT4,  # SmolLM3
     "gpt-4o": _GPT4O,
 }
 

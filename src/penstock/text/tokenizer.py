@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -20,6 +20,13 @@ from penstock.text.fill_in import find_marks
 from penstock.text.token_bytes import TokenBytes
 
 _BATCH = 64  # texts that are tokenized at a time: enough for all cores
+
+
+class EncodedPair(NamedTuple):
+    """Two texts that are read together."""
+
+    ids: list[int]
+    types: list[int]  # of each token: which of the two it belongs to, as far as the model is told
 
 
 class Tokenizer:
@@ -120,6 +127,27 @@ class Tokenizer:
             found |= zip(batch, (encoding.ids for encoding in encodings), strict=True)
         return [found[text] for text in texts]
 
+    @property
+    def num_pair_marks(self) -> int:
+        """Tokens that are added to two texts that are read together."""
+        return self._backend.num_special_tokens_to_add(True)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], keep: int | None = None) -> list[EncodedPair]:
+        """Two texts each, put together as the post-processor does. Where they have more than `keep` tokens together,
+        the longer one loses its end."""
+        room = None if keep is None else keep - self.num_pair_marks
+        found = []
+        for first, second in pairs:
+            if room is None:
+                encoding = self._backend.encode(first, second)
+            else:
+                one, other = (self._backend.encode(text, add_special_tokens=False) for text in (first, second))
+                for part, length in zip((one, other), _cut(len(one), len(other), room), strict=True):
+                    part.truncate(length)
+                encoding = self._backend.post_process(one, other, True)
+            found.append(EncodedPair(encoding.ids, encoding.type_ids))
+        return found
+
     def count(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """How many tokens each text has: `encode_batch` without the ids, of which a long text has many."""
         return list(map(len, self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)))
@@ -141,6 +169,16 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self._bytes[token_id].decode(errors="replace")
+
+
+def _cut(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that together have room: the longer one is cut until both are as long, then both are."""
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if min(first, second) <= half:
+        return (first, room - first) if first <= second else (room - second, second)
+    return room - half, half
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from penstock.api.replica_report import TensorNews
 from penstock.console.history import COLUMNS
 from penstock.console.top import screen
-from penstock.console.top.view import AlertLine, Hello, Tick, View
+from penstock.console.top.view import AlertLine, Hello, SharedModels, Tick, View
 from penstock.console.views import QueueRow, ReplicaRow, State, TenantRow
 from penstock.core.ranks import RankFigures
+from penstock.tenancy.model_orders import DeviceMemory, ModelMemory, ModelState
 from tests.examples import examples
 
 names = st.text(min_size=1, max_size=60, alphabet=st.characters(exclude_categories=["C", "Z", "M", "Lo", "So"]))
@@ -83,6 +86,19 @@ def test_ranks_of_a_replica_are_shown_with_their_memory_and_shares() -> None:
     assert any(line.startswith(" ~ estimated") for line in shown)
     alone = ReplicaRow("r", "small-1f2a", "small", "penstock", "ready")
     assert not any(line.startswith("RANK") for line in lines(view(State([], [alone], [], []))))
+
+
+def test_versions_of_a_model_that_takes_tensors_are_shown_with_their_batchers() -> None:
+    versions = (
+        TensorNews("sorter", 1, 2, "cpu", 16, waiting=3, running=4, rows=90, batches=20),
+        TensorNews("sorter", 2),
+    )
+    shown = lines(
+        view(State([], [ReplicaRow("r", "sorter-1f2a", "sorter", "penstock", "ready", tensors=versions)], [], []))
+    )
+    first, second = (line.split() for line in shown if re.match(r"sorter-1f2a v[12] ", line))
+    assert first == ["sorter-1f2a", "v1", "4", "3", "90", "4.5", "of", "16", "2", "cpu"]
+    assert second == ["sorter-1f2a", "v2", "0", "0", "0", "-", "of", "1", "1", "cpu"]
 
 
 def test_times_and_rates_of_a_model_are_shown_and_what_nobody_knows_is_a_dash() -> None:
@@ -186,3 +202,21 @@ def test_no_line_is_wider_than_the_terminal(name: str, count: int, columns: dict
 def test_what_a_feed_says_first_can_be_read() -> None:
     said = msgspec.json.encode(view(ok=1.0).hello)
     assert msgspec.json.decode(said, type=Hello).state.replicas[0].name == "small-1f2a"
+
+
+def test_models_that_share_a_device_have_their_memory_and_state() -> None:
+    memory = ModelMemory(fixed_bytes=3 << 30, floor_bytes=1 << 29, kv_bytes=1 << 30, held_bytes=4 << 30)
+    blank: dict[str, Any] = {"order": "", "reason": "", "refusal": "", "no_room": "", "failure": "", "failed_loads": 0}
+    blank |= {"in_flight": 0, "loads": 1, "unloads": 0, "loaded_at": None, "stays_until": None, "used_at": None}
+    chat = ModelState(
+        name="chat", state="loaded", pinned=True, eta_s=None, waiting=0, device="H", memory=memory, **blank
+    )
+    away = msgspec.structs.replace(chat, name="code", state="loading", pinned=False, eta_s=12.0, waiting=3)
+    shown = view()
+    assert "ON THE DEVICE" not in text(shown)
+    shown.shared = SharedModels([DeviceMemory("H200", 20 << 30, 8 << 30, 12 << 30, 30.0)], [chat, away])
+    assert "H200: 8.00 GiB of 20.00 GiB held by models" in text(shown)
+    (chat_line,) = (line for line in lines(shown) if line.startswith("chat"))
+    assert chat_line.split() == ["chat", "loaded", "yes", "4.00", "GiB", "1.00", "GiB", "0"]
+    (away_line,) = (line for line in lines(shown) if line.startswith("code"))
+    assert away_line.split()[:3] == ["code", "loading", "12s"]

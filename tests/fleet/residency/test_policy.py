@@ -175,15 +175,16 @@ events = st.lists(
 )
 
 
-@given(sizes, events, st.booleans(), st.sampled_from([0.0, 10.0, 40.0]), st.sampled_from([None, 30.0]))
+@given(sizes, events, st.booleans(), st.sampled_from([0.0, 10.0, 40.0]), st.sampled_from([None, 30.0]), st.booleans())
 def test_whatever_is_asked_nothing_is_cut_and_all_that_fits_is_served(
     shapes: list[tuple[int, int, int]],
     happening: list[tuple[int, int, str, int]],
     can_park: bool,
     min_residence_s: float,
     idle_s: float | None,
+    one_at_a_time: bool,
 ) -> None:
-    rules = Rules(20 * GIB, min_residence_s=min_residence_s, idle_s=idle_s)
+    rules = Rules(20 * GIB, min_residence_s=min_residence_s, idle_s=idle_s, one_at_a_time=one_at_a_time)
     models = [
         needs(f"m{index}", fixed, floor, most=10, parked=min(parked, fixed))
         for index, (fixed, floor, parked) in enumerate(shapes)

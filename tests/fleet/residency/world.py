@@ -11,6 +11,7 @@ from penstock.fleet.residency.policy import Aim, ModelView, Rules, decide
 
 LOAD_S, LEAVE_S = 3.0, 2.0
 GIB = 1 << 30
+_CHANGING = (Residence.LOADING, Residence.WAKING, Residence.LEAVING, Residence.DRAINING)
 
 
 def needs(name: str, fixed: int, floor: int = 1, most: int = 100, parked: int = 0) -> ModelNeeds:
@@ -105,6 +106,10 @@ class World:
         self._serve()
         held = sum(model.held_bytes for model in self.models.values())
         assert held <= self.rules.device_bytes, "more than the device has"
+        if self.rules.one_at_a_time:
+            states = [model.state for model in self.models.values()]
+            coming = [state for state in states if state in (Residence.LOADING, Residence.WAKING)]
+            assert not coming or coming == [state for state in states if state in _CHANGING], "others came or went"
 
     def _live(self, model: Model) -> None:
         """What happens by itself."""

@@ -110,11 +110,28 @@ def test_what_is_so_already_is_no_order(shared: Shared) -> None:
 
 @pytest.mark.parametrize("verb", ["load", "warm-up", "pin"])
 def test_a_model_that_does_not_fit_is_refused_in_figures(shared: Shared, verb: str) -> None:
-    shared.set("code", replace(UNLOADED, no_room="code needs 30.00 GiB: the device has 20.00 GiB"))
+    shared.set("code", replace(UNLOADED, fixed_bytes=29 * GIB))
     status, found = shared.order("code", verb)
     assert (status, found["error"]["reason"]) == (409, "no_room")
     assert "30.00 GiB" in found["error"]["message"]
     assert not shared.api.store.fleet.model_orders().get("code", ModelOrder("code")).wish
+
+
+def test_a_model_is_not_pinned_beside_one_that_was_pinned_a_moment_ago_and_leaves_it_no_room(shared: Shared) -> None:
+    shared.set("code", replace(UNLOADED, fixed_bytes=14 * GIB))
+    assert shared.order("chat", "pin")[0] == 200
+    status, found = shared.order("code", "pin")
+    assert (status, found["error"]["reason"]) == (409, "no_room")
+    assert "7.00 GiB by chat" in found["error"]["message"]
+    chat, code = shared.api.ask("GET", "/v1/penstock/models")[1]["models"]
+    assert not chat["no_room"]
+    assert "7.00 GiB by chat" in code["no_room"]
+
+
+def test_a_refusal_of_before_an_order_is_not_told_any_more(shared: Shared) -> None:
+    shared.set("code", replace(UNLOADED, wish="unload", refusal="code was unloaded by an operator"))
+    assert "operator" in shared.api.ask("GET", "/v1/penstock/models/code")[1]["refusal"]
+    assert shared.order("code", "load")[1]["refusal"] == ""
 
 
 @pytest.mark.parametrize("verb", ["unload", "park"])

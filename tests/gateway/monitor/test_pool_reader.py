@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from penstock.gateway.monitor.pool_reader import PoolReader
 from penstock.observe.registry import Registry
-from penstock.tenancy.fleet import PoolStatus
+from penstock.tenancy.fleet import ModelResidency, PoolStatus
 
 STATUS = PoolStatus(
     "p",
@@ -75,3 +75,21 @@ def test_clock_of_the_controllers_machine_may_be_wrong() -> None:
     now[0] = 1042.0
     reader.apply({"p": replace(STATUS, at=502.0)})
     assert [one.age_s for one in reader.readings()] == [40.0]
+
+
+def test_models_that_share_a_device_have_their_state_and_memory() -> None:
+    loaded = ModelResidency("loaded", True, kv_bytes=30, held_bytes=70, device="H200", device_bytes=100, loads=2)
+    waits = ModelResidency("unloaded", device="H200", device_bytes=100, waiting=3, unloads=1)
+    exports: list[Registry] = []
+    PoolReader(exports).apply({"p": replace(STATUS, residency=loaded), "b": replace(STATUS, pool="b", residency=waits)})
+    lines = set(exports[0].exposition().decode().splitlines())
+    assert {
+        'penstock_fleet_model_state{pool="p",state="loaded"} 1',
+        'penstock_fleet_model_state{pool="b",state="unloaded"} 1',
+        'penstock_fleet_model_memory_bytes{pool="p",part="kv"} 30',
+        'penstock_fleet_model_pinned{pool="p"} 1',
+        'penstock_fleet_model_waiting_requests{pool="b"} 3',
+        'penstock_fleet_model_moves_total{pool="p",move="load"} 2',
+        'penstock_fleet_device_memory_bytes{device="H200",part="held"} 70',
+        'penstock_fleet_device_memory_bytes{device="H200",part="total"} 100',
+    } <= lines

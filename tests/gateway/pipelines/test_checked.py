@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.config_file import read_config_file
+from penstock.cli.pipeline import load_pipelines, with_pipelines_beside
+from penstock.core.config import build
 from penstock.core.errors import ConfigError
 from penstock.gateway.pipelines.checker import check_models
+from penstock.gateway.pipelines.graph import Task
+from penstock.gateway.pipelines.model_call import PATHS
 from penstock.gateway.pipelines.service import with_pipelines
-from penstock.gateway.settings.gateway import ModelSettings, routes_of
+from penstock.gateway.proxy.request_view import SURFACES
+from penstock.gateway.settings.gateway import GatewaySettings, ModelSettings, routes_of
 from penstock.router.routes import RouteTable
 from tests.gateway.pipelines.written import problem_of, written
 
@@ -45,6 +52,44 @@ ALL_KINDS = """
               final: {model: small, task: completion, prompt: "{{ draft }} {{ both.kind.label }}"}
         fallback: {template: "I am sorry: {{ facts | tojson }}"}
 """
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+
+
+def test_the_file_that_the_page_begins_with_can_be_served(tmp_path: Path) -> None:
+    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "name:" in block)
+    found = written(tmp_path, text)
+    check_models(found, ["smollm2"])
+    kin = "edge 'kin.label': nothing before it is called 'kin'; did you mean 'kind'?"
+    assert problem_of(tmp_path, text.replace("branch: kind", "branch: kin.label")) == f"9: step 'answer': {kin}"
+    assert f"support.yaml:9: step 'answer': {kin}" in PAGE.read_text()
+
+
+def test_a_constant_may_stand_in_for_steps_in_parallel(tmp_path: Path) -> None:
+    schema = "{type: object, properties: {a: {type: string}, b: {type: string}}, required: [a, b]}"
+    text = f"""
+        name: support
+        steps:
+          both:
+            parallel: {{a: {{template: x}}, b: {{template: y}}}}
+            fallback: {{value: {{a: "", b: ""}}, output: {{json: {schema}}}}}
+          answer: {{template: "{{{{ both.a }}}}"}}
+    """
+    assert str(written(tmp_path, text).output) == "text"
+    problem = problem_of(tmp_path, text.replace("required: [a, b]", "required: [a]"))
+    assert "it stands in for a step that makes record of a, b" in problem
+
+
+def test_the_example_can_be_served() -> None:
+    config = PAGE.parents[1] / "examples" / "pipelines" / "gateway.yaml"
+    settings = with_pipelines_beside(config, build(GatewaySettings, read_config_file(config).values))
+    routes = with_pipelines(routes_of(settings.pools()), load_pipelines(settings.pipelines))
+    assert routes.names == ["smollm2", "language", "triage", "reply"]
+
+
+def test_what_models_are_asked_is_known_to_the_gateway() -> None:
+    assert {PATHS[task] for task in Task} <= SURFACES.keys()
 
 
 def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:
@@ -129,8 +174,13 @@ def test_every_kind_of_step_has_the_type_of_its_result(tmp_path: Path) -> None:
         ("  input: {template: x}", "3: 'input' is no name for a step: it means something else in edges"),
         ("  A-b: {template: x}", "3: 'A-b' is no name for a step: lower-case letters, digits and _, beginning with a "
          "letter"),
-        ("  a: {model: m}", "3: step 'a': a chat needs messages, a prompt, or both"),
-        ("  a: {model: m, task: embeddings, prompt: x}", "3: step 'a': embeddings needs a text"),
+        ("  a: {model: m}", "3: step 'a': chat needs messages or prompt"),
+        ("  a: {model: m, task: embeddings}", "3: step 'a': embeddings needs text"),
+        ("  a: {model: m, task: embeddings, prompt: x}", "3: step 'a': 'prompt' is not for embeddings"),
+        ("  a: {model: m, task: rerank, query: input.text}", "3: step 'a': rerank needs documents: a list of texts"),
+        ("  a: {model: m, task: rerank, query: input.text, documents: input.text}", "3: step 'a': edge 'input.text' is "
+         "text, and list of text is wanted"),
+        ("  a: {model: m, prompt: x, query: input.text}", "3: step 'a': 'query' is not for chat"),
         ("  a: {model: m, prompt: x, parameters: {stream: true}}", "3: step 'a': 'stream' is set by the step itself, "
          "not by its parameters"),
         ("  a: {model: m, prompt: x, choice: [a], schema: {}}", "3: step 'a': an answer is one of a choice, or by a "

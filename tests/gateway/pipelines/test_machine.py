@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from penstock.core.config_file import ConfigFile
 from penstock.core.errors import BudgetExhausted, EngineFailed, InvalidRequest, Overloaded, PenstockError, StepTimeout
 from penstock.gateway.pipelines.checker import pipeline_from
-from penstock.gateway.pipelines.graph import Pipeline, attempts
+from penstock.gateway.pipelines.graph import Pipeline, max_attempts
 from penstock.gateway.pipelines.machine import (
     Action,
     Actions,
     Answer,
+    CancelTimer,
     Fail,
     Failure,
     Machine,
+    SetTimer,
     Start,
     Stop,
-    Unwake,
-    Wake,
 )
 from tests.examples import examples
 from tests.gateway.pipelines.written import written
@@ -133,10 +133,10 @@ class Shell:
                     self.work[attempt] = action
                 case Stop(attempt):
                     del self.work[attempt]
-                case Wake(timer, after_s):
+                case SetTimer(timer, after_s):
                     assert timer not in self.timers
                     self.timers[timer] = self.now + after_s
-                case Unwake(timer):
+                case CancelTimer(timer):
                     del self.timers[timer]
                 case Answer() | Fail():
                     self.ends.append(action)
@@ -152,7 +152,7 @@ class Shell:
     def next_timer(self) -> None:
         timer = min(self.timers, key=lambda one: self.timers[one])
         self.now = max(self.now, self.timers.pop(timer))
-        self.do(self.machine.woke(timer, self.now))
+        self.do(self.machine.timer_fired(timer, self.now))
 
 
 @settings(max_examples=examples(100))
@@ -161,7 +161,7 @@ def test_every_run_ends_once_and_leaves_nothing_behind(steps: list[dict[str, Any
     names = count()
     found = pipeline({f"step{number}": unique(step, names) for number, step in enumerate(steps)})
     shell = Shell(found)
-    most = attempts(found.root)
+    most = max_attempts(found.root)
     leaves_after = data.draw(st.one_of(st.just(10_000), st.integers(0, 10)), label="the client leaves after")
     for turn in range(4 * most + 10):
         if shell.ends or shell.machine.is_over:
@@ -182,7 +182,12 @@ def test_every_run_ends_once_and_leaves_nothing_behind(steps: list[dict[str, Any
     assert set(shell.starts) <= {record.attempt for record in records}
     assert all(record.number <= record.step.policy.retries + 1 for record in records)
     assert all(record.began <= record.ended for record in records)
-    for event in (machine.cancel(99.0), machine.woke(1, 99.0), machine.done(1, "late", 99.0), machine.begin(99.0)):
+    for event in (
+        machine.cancel(99.0),
+        machine.timer_fired(1, 99.0),
+        machine.done(1, "late", 99.0),
+        machine.begin(99.0),
+    ):
         assert event == []
 
 

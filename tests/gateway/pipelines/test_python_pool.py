@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import EngineUnavailable, Overloaded, PenstockError, StepFailed
-from penstock.gateway.pipelines.graph import EntryPoint, Policy, Python, PythonLimits
+from penstock.gateway.pipelines.graph import EntryPoint, Policy, PythonLimits, PythonStep
 from penstock.gateway.pipelines.python_pool import PythonPool
 from penstock.gateway.pipelines.types import ANY_JSON
 from tests.clocks import SlowClock
@@ -57,12 +57,12 @@ STEPS = """
 """
 
 
-def step(directory: Path, function: str, source: str = STEPS, **limits: Any) -> Python:
+def step(directory: Path, function: str, source: str = STEPS, **limits: Any) -> PythonStep:
     file = directory / "steps.py"
     if not file.exists():
         file.write_text(textwrap.dedent(source))
     entry = EntryPoint(file, function)
-    return Python("it", Policy(timeout_s=5.0), ANY_JSON, "steps.it", entry, {}, PythonLimits(**limits))
+    return PythonStep("it", Policy(timeout_s=5.0), ANY_JSON, "steps.it", entry, {}, PythonLimits(**limits))
 
 
 @asynccontextmanager
@@ -143,19 +143,22 @@ async def test_the_queue_is_bounded(tmp_path: Path) -> None:
                 await one
 
 
-async def test_a_file_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+async def test_why_a_file_cannot_be_loaded_is_in_the_log_and_not_for_clients(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "steps.py").write_text("import nothing_like_this\ndef double(number): ...")
     clock = SlowClock()
     async with opened(tmp_path, "double", clock) as pool:
-        with pytest.raises(StepFailed, match="nothing_like_this"):
+        with pytest.raises(StepFailed, match=r"^its file cannot be loaded$"):
             await call(pool, number=1)
+        assert "nothing_like_this" in caplog.text
         with pytest.raises(StepFailed, match="cannot be loaded"):  # at once: it waits for nobody
             call(pool, number=1)
         (tmp_path / "steps.py").write_text("def double(number): return number")
 
         def passes() -> bool:
             clock.advance(1.0)
-            return not pool._start_error
+            return not pool._cannot_start
 
         await eventually_async(passes)
         assert await call(pool, number=1) == 1

@@ -17,7 +17,6 @@ import pytest
 
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe import gateway_catalog as catalog
-from penstock.tensors.repository import open_directory
 from tests.clocks import ManualClock
 from tests.gateway.pipelines.test_served import MESSAGES, num_open, steps_counted
 from tests.gateway.pipelines.written import written
@@ -97,7 +96,7 @@ def test_a_classifier_a_model_and_a_post_processor_answer_as_one(tmp_path: Path,
             parameters: {max_tokens: 8, seed: 1}
           last: {python: steps.py:shout, inputs: {answer: answer}, output: text}
     """
-    model = open_directory(str(save_classifier(tmp_path / "kinds.onnx")))
+    model = save_classifier(tmp_path / "kinds.onnx")
     with serving_tensors(model) as tensors:
         pools = {NAME: at(replica), "kinds": ModelSettings(replicas=[tensors.url])}
         with running_gateway(pools=pools, pipelines=[written(tmp_path, text, steps=STEPS)]) as gateway:
@@ -131,6 +130,30 @@ def test_the_last_steps_tokens_come_to_the_client_one_by_one(tmp_path: Path, rep
         *chunks, last = stream
         assert len([one for one in chunks if one.choices[0].delta.content]) > 10
         assert last.usage.completion_tokens == 22
+
+
+def test_texts_become_vectors_and_are_ranked(tmp_path: Path, replica: Replica) -> None:
+    text = """
+        name: asked
+        steps:
+          texts: {value: [a cat, a dog, a kitten], output: {list: text}}
+          both:
+            parallel:
+              vectors: {model: small, task: embeddings, text: texts}
+              vector: {model: small, task: embeddings, text: input.text}
+              best: {model: small, task: rerank, query: input.text, documents: texts, parameters: {top_n: 2}}
+          answer: {template: "{{ both | tojson }}"}
+    """
+    with running_gateway(pools={NAME: at(replica)}, pipelines=[written(tmp_path, text)]) as gateway:
+        whole = ask(gateway)
+        texts = ["a cat", "a dog", "a kitten"]
+        data = gateway.openai.embeddings.create(model=NAME, input=texts, encoding_format="float").data
+    found = json.loads(whole.choices[0].message.content)
+    assert found["vectors"] == [one.embedding for one in data]
+    assert len(found["vector"]) == len(data[0].embedding)
+    assert [one["text"] for one in found["best"]] == [texts[one["index"]] for one in found["best"]]
+    assert found["best"][0]["score"] >= found["best"][1]["score"]
+    assert len(found["best"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from penstock.gateway.records.recorder import GatewayRecorder
+from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.tracing import Traces
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.spans import Kind, Roots, Sampling, Span
@@ -29,6 +30,7 @@ from tests.waiting import eventually
 MESSAGES: Any = [{"role": "user", "content": "Why?"}]
 TWO_STEPS = """
     name: asked
+    description: Shortly.
     steps:
       question: {template: "Answer shortly: {{ input.text }}"}
       answer: {model: small, prompt: "{{ question }}"}
@@ -90,9 +92,90 @@ def test_a_template_and_a_model_answer_as_one(tmp_path: Path, stream: bool) -> N
             assert found.usage.total_tokens == 4
         (asked,) = provider.asked
         assert asked["messages"] == [{"role": "user", "content": "Answer shortly: Why?"}]
-        assert [model.id for model in gateway.openai.models.list()] == ["small", "large", "asked"]
+        models = {model.id: model.to_dict().get("description") for model in gateway.openai.models.list()}
+        assert models == {"small": None, "large": None, "asked": "Shortly."}
         eventually(lambda: [usage.requests for usage in gateway.ledger.usages] == [0, 1])
         assert [usage.model for usage in gateway.ledger.usages] == ["small", "asked"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("last", ['{model: small, prompt: "{{ question }}"}', '{template: "so {{ question }}"}'])
+def test_the_answer_tells_what_each_step_used_if_asked(tmp_path: Path, stream: bool, last: str) -> None:
+    text = f"""
+        name: asked
+        steps:
+          question: {{model: small, prompt: "{{{{ input.text }}}}"}}
+          answer: {last}
+    """
+    with providing() as provider, serving(tmp_path, text, provider) as gateway:
+        found: Any = ask(gateway, stream=stream, extra_body={"include_steps": True})
+        if stream:
+            *_, found = found
+            assert not found.choices
+        steps = found.model_dump()["steps"]
+        assert [(one["step"], one["outcome"]) for one in steps] == [("question", "ok"), ("answer", "ok")]
+        assert all(one["seconds"] >= 0 for one in steps)
+        used = [one["usage"]["total_tokens"] for one in steps if one["kind"] == "model"]
+        assert sum(used) == found.usage.total_tokens == 4 * len(used)
+        assert all("include_steps" not in body for body in provider.asked)
+        with pytest.raises(openai.BadRequestError):
+            ask(gateway, extra_body={"include_steps": "all"})
+
+
+def test_fields_of_the_request_go_to_the_steps_that_they_are_for(tmp_path: Path) -> None:
+    text = """
+        name: asked
+        steps:
+          first: {model: small, prompt: "{{ input.text }}", parameters: {temperature: 0}}
+          seeded: {model: small, prompt: "{{ first }}", forward: [seed]}
+          answer: {model: small, prompt: "{{ seeded }}", parameters: {top_p: 0.5}}
+    """
+    with providing() as provider, serving(tmp_path, text, provider) as gateway:
+        ask(gateway, user="ada", service_tier="flex", temperature=0.7, top_p=0.9, seed=3, metadata={"a": "b"})
+        first, seeded, answer = provider.asked
+    assert {one["user"] for one in provider.asked} == {"ada"}
+    assert {one["service_tier"] for one in provider.asked} == {"flex"}
+    own = ("temperature", "top_p", "seed", "metadata")
+    assert [{key: one[key] for key in own if key in one} for one in (first, seeded, answer)] == [
+        {"temperature": 0},
+        {"seed": 3},
+        {"temperature": 0.7, "top_p": 0.5, "seed": 3},
+    ]
+
+
+def test_a_pipeline_can_be_served_when_the_models_of_its_steps_can(tmp_path: Path) -> None:
+    with (
+        providing() as small,
+        providing() as large,
+        serving(tmp_path, FOUR_CALLS, small, large, clock=ManualClock()) as gateway,
+    ):
+        assert gateway.call(lambda: gateway.app.can_serve("asked"))
+        (gone,) = [one for one in gateway.app.replicas.values() if one.model == "large"]
+
+        def leave() -> None:
+            gone.health.is_in = False
+            gateway.app.replicas.changed(gone)
+
+        gateway.call(leave)
+        assert not gateway.call(lambda: gateway.app.can_serve("asked"))
+        assert gateway.call(lambda: gateway.app.can_serve("small"))
+
+
+def test_lines_of_the_request_log_tell_steps_from_the_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.gateway.request")
+    with (
+        RequestLog() as log,
+        providing() as provider,
+        serving(tmp_path, TWO_STEPS, provider, recorder=GatewayRecorder(log)) as gateway,
+    ):
+        ask(gateway)
+        eventually(gateway.is_idle)
+        eventually(lambda: num_open(gateway) == 0)
+    step, whole = "\n".join(caplog.messages).splitlines()
+    assert re.search(r"model=asked .* steps=2 ", whole)
+    id_ = re.search(r" id=(\w+) ", whole)
+    assert id_ is not None
+    assert f" step_of={id_[1]} " in step
 
 
 # -- limits
@@ -185,6 +268,32 @@ def test_a_step_that_takes_too_long_is_given_up_and_its_server_told(tmp_path: Pa
         provider.may_answer.set()
         eventually(lambda: provider.num_left == 1)
         assert steps_counted(gateway) == {("question", "ok"): 1, ("answer", "timeout"): 1}
+
+
+def test_a_step_that_is_given_up_is_charged_by_what_was_made(tmp_path: Path) -> None:
+    """And not by all that it might have become: its tenant did not leave."""
+    text = """
+        name: asked
+        steps:
+          both: {parallel: {slow: {model: small, prompt: x}, wrong: {model: large, prompt: x}}}
+          answer: {template: "{{ both.slow }}"}
+    """
+    with (
+        providing(dawdles=True) as slow,
+        providing(dawdles=True, status=400) as wrong,
+        serving(tmp_path, text, slow, wrong) as gateway,
+    ):
+
+        def go_wrong() -> None:
+            eventually(lambda: slow.asked)
+            wrong.may_answer.set()
+
+        with in_background(go_wrong), pytest.raises(openai.APIStatusError):
+            ask(gateway)
+        eventually(lambda: num_open(gateway) == 0)
+        eventually(lambda: [usage.model for usage in gateway.ledger.usages][-1:] == ["asked"])
+        assert sum(usage.output_tokens for usage in gateway.ledger.usages) == 0
+        slow.may_answer.set()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,7 @@ import pytest
 from penstock.api.oip.tensor_call import open_call
 from penstock.core.errors import StepFailed
 from penstock.gateway.pipelines.calls import call_of
-from penstock.gateway.pipelines.graph import Model
+from penstock.gateway.pipelines.graph import ModelStep
 from penstock.gateway.pipelines.tensors import read_tensors, tensor_body
 from tests.gateway.pipelines.written import problem_of, written
 
@@ -19,9 +19,9 @@ HEAD = "name: p\nsteps:\n  row: {value: [1, 2.5], output: vector}\n  words: {val
 INPUT = {"text": "Why?", "messages": [], "metadata": {}}
 
 
-def step_of(directory: Path, said: str) -> Model:
+def step_of(directory: Path, said: str) -> ModelStep:
     step = written(directory, f"{HEAD}  it: {{model: m, task: tensors, {said}}}").root.steps[-1]
-    assert isinstance(step, Model)
+    assert isinstance(step, ModelStep)
     return step
 
 
@@ -105,7 +105,8 @@ def test_an_answer_that_is_none_is_told(tmp_path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ("text: input.text", "a model of tensors has 1 to 64 inputs"),
+        ("tensor: x", "tensors needs inputs"),
+        ("text: input.text", "'text' is not for tensors"),
         ("inputs: {x: {value: row}}", "edge 'row' is vector, and the datatype of tensor 'x' is BYTES"),
         (
             "inputs: {x: {value: input.text, datatype: FP32}}",

@@ -20,6 +20,8 @@ from penstock.model.ops.reference import SCALE, ReferenceOps, as_read, as_stored
 from tests.examples import examples
 from tests.model.ops.test_native import SHAPES, Attention, Shape, new_sequence, unavailable
 
+OWN_VALUES = [shape for shape in SHAPES if shape.value_dim is None]
+
 DIGITS, WIDENED = CACHED_INT8
 # Queries and weights are rounded to 15 bits for products of integers; otherwise both compute with the same numbers.
 # Half a step of each weight, over 280 tokens, comes to 1.5e-4; the worst of half a million numbers to five times that.
@@ -85,7 +87,7 @@ def draw_undecided_again(shape: Shape, qkv: Tensor, spread: float, generator: to
 @settings(max_examples=examples(10))
 @given(
     kv_arithmetic=st.sampled_from(CACHED_INT8),
-    shape=st.sampled_from(SHAPES),
+    shape=st.sampled_from(OWN_VALUES),
     lengths=st.lists(st.integers(1, 280), min_size=1, max_size=2),
     pieces=st.lists(st.integers(1, 120), max_size=2),
     spread=st.sampled_from((1e-3, 1.0, 30.0)),
@@ -110,7 +112,7 @@ def test_attention_is_the_references(
 @settings(max_examples=examples(12))
 @given(
     kv_arithmetic=st.sampled_from(CACHED_INT8),
-    shape=st.sampled_from(SHAPES),
+    shape=st.sampled_from(OWN_VALUES),
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=3),
     pieces=st.lists(st.integers(1, 120), max_size=4),
     threads=st.sampled_from((1, 2, 3)),

@@ -20,6 +20,8 @@ from penstock.model.ops.native import NativeOps
 from penstock.model.quantized import Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
+from penstock.quant import mxfp4
 from tests.model.ops.low_bit import grouped, per_channel
 
 BOTH = frozenset({4, 8})
@@ -58,7 +60,7 @@ def as_seen(x: Tensor, bits: int, *, precise: bool) -> Tensor:
     return ((groups * inverses).round().double() * scales).view(m, -1)[:, :k]
 
 
-WEIGHTS: dict[str, Callable[[int, int], GroupedWeight | Int8Weight]] = {
+WEIGHTS: dict[str, Callable[[int, int], GroupedWeight | Int8Weight | Mxfp4Weight]] = {
     "4 bits, minimums": lambda n, k: grouped(torch.randn(n, k), 4, 32, has_minimums=True),
     "4 bits, zeros, wide groups": lambda n, k: grouped(torch.randn(n, k), 4, 128, has_zeros=True),
     "4 bits": lambda n, k: grouped(torch.randn(n, k), 4, 64),
@@ -67,6 +69,7 @@ WEIGHTS: dict[str, Callable[[int, int], GroupedWeight | Int8Weight]] = {
     "8 bits per output": lambda n, k: per_channel(torch.randn(n, k)),
     "8 bits, small groups": lambda n, k: grouped(torch.randn(n, k), 8, 16),
     "4 bits, small groups, minimums": lambda n, k: grouped(torch.randn(n, k), 4, 16, has_minimums=True),
+    "MXFP4": lambda n, k: mxfp4.quantized(torch.randn(n, k) * torch.randn(n, 1).exp()),
 }
 # Scales in half precision are kept as they are; products of zeros and scales, and float32, are rounded to 11 bits.
 ROUNDED_SCALES = ("4 bits, zeros, wide groups", "8 bits per output")
@@ -80,7 +83,7 @@ def test_linear_is_the_product_of_what_was_rounded(
     ops: NativeOps, kind: str, m: int, n: int, k: int, has_bias: bool, precise: bool
 ) -> None:
     weight, x, bias = WEIGHTS[kind](n, k), torch.randn(m, k), torch.randn(n) if has_bias else None
-    kept_bits = 8 if "8 bits" in kind or "small groups" in kind else 4
+    kept_bits = 8 if "8 bits" in kind or "small groups" in kind or kind == "MXFP4" else 4
     seen = as_seen(x, kept_bits, precise=precise)
     expected = F.linear(seen, weight.dequantized().double(), None if bias is None else bias.double())
     found = ops.linear(weight, bias, precise=precise)(x).double()
@@ -146,7 +149,15 @@ def test_rows_do_not_depend_on_the_rows_beside_them(
 
 
 @pytest.mark.parametrize(
-    "kind", ["4 bits, minimums", "8 bits, minimums", "8 bits", "8 bits, small groups", "4 bits, small groups, minimums"]
+    "kind",
+    [
+        "4 bits, minimums",
+        "8 bits, minimums",
+        "8 bits",
+        "8 bits, small groups",
+        "4 bits, small groups, minimums",
+        "MXFP4",
+    ],
 )
 def test_tied_embedding_reads_the_head_s_rows(ops: NativeOps, kind: str) -> None:
     table = WEIGHTS[kind](50, 96)

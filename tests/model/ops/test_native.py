@@ -144,20 +144,36 @@ class Shape:
     window: int | None = None
     has_norms: bool = False
     cap: float | None = None
+    in_chunks: bool = False
+    value_dim: int | None = None  # values are a part of keys
 
     def spec(self) -> AttentionSpec:
         torch.manual_seed(self.dim)
         q_norm, k_norm = (torch.rand(2, self.dim) + 0.5).unbind() if self.has_norms else (None, None)
         return AttentionSpec(
-            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.window, q_norm, k_norm, cap=self.cap
+            self.heads,
+            self.kv_heads,
+            self.dim,
+            self.dim**-0.5,
+            self.window,
+            q_norm,
+            k_norm,
+            cap=self.cap,
+            value_dim=self.value_dim,
+            in_chunks=self.in_chunks,
         )
 
     def rope(self) -> Rope:
-        config = ModelConfig("llama", 1, 1, 1, 1, self.heads, self.kv_heads, self.dim, 2048)
+        rotated = self.dim - (self.value_dim or 0)
+        config = ModelConfig("llama", 1, 1, 1, 1, self.heads, self.kv_heads, rotated, 2048)
         return rope_tables(config, torch.device("cpu"))
 
     def random_qkv(self, tokens: int) -> Tensor:
-        return torch.randn(tokens, (self.heads + 2 * self.kv_heads) * self.dim)
+        own = 2 if self.value_dim is None else 1
+        return torch.randn(tokens, (self.heads + own * self.kv_heads) * self.dim)
+
+    def kv(self, num_blocks: int) -> KVShape:
+        return KVShape(1, num_blocks, self.block_size, self.kv_heads, self.dim, value_dim=self.value_dim)
 
 
 class Attention:
@@ -165,7 +181,7 @@ class Attention:
 
     def __init__(self, ops: Ops, shape: Shape, num_blocks: int) -> None:
         self.ops, self.shape, self.spec, self.rope = ops, shape, shape.spec(), shape.rope()
-        self.kv = ops.allocate_kv(KVShape(1, num_blocks, shape.block_size, shape.kv_heads, shape.dim))[0]
+        self.kv = ops.allocate_kv(shape.kv(num_blocks))[0]
         generator = torch.Generator().manual_seed(1)
         self._free = torch.randperm(num_blocks, generator=generator).tolist()
 
@@ -195,6 +211,10 @@ SHAPES = [
     Shape(32, 1, 80, block_size=1, has_norms=True),
     Shape(2, 1, 256, block_size=24),
     Shape(8, 4, 32, window=200, cap=1.5),
+    Shape(8, 2, 32, window=70, in_chunks=True),
+    Shape(5, 1, 40, value_dim=24),
+    Shape(16, 1, 576, block_size=32, value_dim=512),
+    Shape(14, 1, 72, block_size=5, value_dim=56),
 ]
 
 
@@ -250,11 +270,11 @@ def test_attention_of_a_row_does_not_depend_on_how_it_was_batched(
         assert torch.equal(torch.cat(parts), alone.step([(new_sequence(len(qkv)), qkv)])[0])
 
 
-def test_what_a_block_s_former_owner_left_is_not_seen(ops: NativeOps) -> None:
-    shape = Shape(4, 2, 64)
+@pytest.mark.parametrize("shape", [Shape(4, 2, 64), Shape(4, 1, 64, value_dim=48)], ids=["own", "part of keys"])
+def test_what_a_block_s_former_owner_left_is_not_seen(ops: NativeOps, shape: Shape) -> None:
     qkv = shape.random_qkv(21)
     clean, soiled = Attention(ops, shape, 8), Attention(ops, shape, 8)
-    for cache in (soiled.kv.keys, soiled.kv.values):
+    for cache in soiled.kv.caches:
         cache.fill_(0xFF)  # NaN in every format
     sequences = new_sequence(21), new_sequence(21)
     for piece in (qkv[:20], qkv[20:]):
@@ -266,21 +286,30 @@ def test_copied_blocks_appear_in_every_layer_and_nowhere_else(ops: NativeOps) ->
     kv = ops.allocate_kv(KVShape(num_layers=2, num_blocks=5, block_size=4, num_kv_heads=2, head_dim=8))
     for layer in kv:
         layer.keys.random_()
-        layer.values.random_()
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in kv]
+        layer.own_values.random_()
+    before = [(layer.keys.clone(), layer.own_values.clone()) for layer in kv]
     ops.copy_blocks(kv, [(0, 3), (4, 1)])
     ops.copy_blocks(kv, [])
     for layer, (keys, values) in zip(kv, before, strict=True):
         assert torch.equal(layer.keys, keys[[0, 4, 2, 0, 4]])
-        assert torch.equal(layer.values, values[[0, 4, 2, 0, 4]])
+        assert torch.equal(layer.own_values, values[[0, 4, 2, 0, 4]])
 
 
 def test_untouched_blocks_cost_no_memory(float32_ops: NativeOps) -> None:
     kv = float32_ops.allocate_kv(KVShape(num_layers=4, num_blocks=10_000, block_size=16, num_kv_heads=4, head_dim=64))
-    assert sum(layer.keys.numel() + layer.values.numel() for layer in kv) > 1 << 30
-    assert sum(resident_bytes(cache) for layer in kv for cache in (layer.keys, layer.values)) == 0
+    assert sum(cache.numel() for layer in kv for cache in layer.caches) > 1 << 30
+    assert sum(resident_bytes(cache) for layer in kv for cache in layer.caches) == 0
 
 
 def test_head_size_that_kernels_cannot_do_is_refused(float32_ops: NativeOps) -> None:
     with pytest.raises(ModelUnsupported, match="head size 36"):
         float32_ops.allocate_kv(KVShape(1, 1, 16, 1, 36))
+
+
+def test_values_that_are_a_part_of_keys_take_no_memory_and_are_not_kept_in_int8(float32_ops: NativeOps) -> None:
+    shape = Shape(4, 1, 576, value_dim=512).kv(num_blocks=3)
+    (layer,) = float32_ops.allocate_kv(shape)
+    assert layer.values is None
+    assert sum(cache.numel() for cache in layer.caches) == 3 * shape.block_bytes(4) == 3 * 16 * 576 * 4
+    with pytest.raises(ModelUnsupported, match="int8"):
+        NativeOps("float32", threads=1, kv_dtype=torch.int8).allocate_kv(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.text.tools import FORMATS, Part
+from penstock.text.tools import FORMATS, Part, Tool
 from penstock.text.tools.parser import CallParser
 from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Text, add
 
@@ -13,7 +13,7 @@ NAMES = ["get_weather", "f", "g", "brave_search"]
 
 
 def parser(name: str, most: int | None = None) -> CallParser:
-    return FORMATS[name].parser(NAMES, most)
+    return FORMATS[name].parser([Tool(name) for name in NAMES], most)
 
 
 def read(name: str, pieces: Iterable[str], most: int | None = None) -> list[Part]:

@@ -54,9 +54,17 @@ class Chat:
         ("<|im_start|> <tool_call>", "hermes"),
         ("<|start_header_id|> <tool_call>", "hermes"),  # Hermes 3 is a Llama
         ("<|start_header_id|> ipython", "llama3"),
+        ("<|header_start|> ipython", "llama4"),
+        ("[gMASK]<sop> <tool_call> <arg_key>", "glm"),
+        ("<|start_of_role|>assistant<|end_of_role|> <|tool_call|>", "granite"),
+        ("<|start_of_role|>assistant<|end_of_role|> <tool_call>", "hermes"),  # Granite 4
+        ("<functions></functions> <function_calls>", "olmo3"),
         ("You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>", "smollm2"),
         ("<start_of_turn>", "hermes"),
         ("", "hermes"),
+        ("{{ '<｜tool▁calls▁begin｜>' }}{{ '\n' + '```json' }}", "deepseek"),
+        ("{{ '<｜tool▁calls▁begin｜>' }} <think>", "deepseek_v31"),
+        ("<|tool_calls_section_begin|>", "kimi"),
     ],
 )
 def test_a_format_is_told_from_the_template(template: str, name: str) -> None:

@@ -105,7 +105,7 @@ def test_an_answer_without_a_call_follows_its_own_schema(name: str) -> None:
     either = guide(name, is_required=False, otherwise=answer)
     assert accepts(either, '{"sum": 4}')
     call = FORMATS[name].shape.written([("f", "{}")])
-    assert accepts(either, f"<|python_tag|>{call}" if name == "llama3" else call)
+    assert accepts(either, call if FORMATS[name].shape.mark else f"{FORMATS[name].syntax.mark}{call}")
     assert not accepts(either, "four")
     assert not accepts(either, '{"sum": "four"}')
 
@@ -160,7 +160,7 @@ def test_a_mark_that_is_a_token_is_forced_and_read_as_that_token() -> None:
         assert 2 in allowed(matcher.mask())
         assert not Matcher(vocabulary(), found).take([*begin, *tokenizer().encode("x", add_special_tokens=False)])
     text = Detokenizer(tokenizer(), prompt_ids=[5], kept_ids=frozenset(begin)).push(token_ids)
-    assert [type(part) for part in marked.parser(["f"]).push(text)] == [CallBegun, CallArguments, CallEnded]
+    assert [type(part) for part in marked.parser([Tool("f")]).push(text)] == [CallBegun, CallArguments, CallEnded]
     assert "<s>" not in Detokenizer(tokenizer(), prompt_ids=[5]).push(token_ids)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.tools import FORMATS
+from penstock.text.tools import FORMATS, Tool
 from penstock.text.tools.parts import CallArguments, CallBegun, Part, Text
 from tests.text.tools.reading import NAMES, parser, read, told
 
@@ -37,6 +37,63 @@ GOOD: list[tuple[str, str, list[Any]]] = [
         [("f", '{"a": 1}', "ended"), ("g", "{}", "ended")],
     ),
     ("smollm2", "<tool_call>[]</tool_call>", []),
+    (
+        "deepseek",
+        "Let me see.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        '```json\n{"a": "é"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜> done",
+        ["Let me see.", ("get_weather", '{"a": "é"}', "ended"), ("f", "{}", "ended"), "\ndone"],
+    ),
+    (
+        "deepseek_v31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "}<｜"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [("f", '{"a": "}<｜"}', "ended"), ("g", "{}", "ended")],
+    ),
+    (
+        "kimi",
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+        "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        [("f", '{"a": 1}', "ended"), ("g", "{}", "ended")],
+    ),
+    (
+        "glm",
+        "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris > Rome</arg_value>\n"
+        '<arg_key>days</arg_key>\n<arg_value>[1, {"a": null}]</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>',
+        ["Well.", ("get_weather", '{"city": "Paris > Rome", "days": [1, {"a": null}]}', "ended"), ("f", "{}", "ended")],
+    ),
+    (
+        "glm",
+        "<tool_call>f<arg_key>a</arg_key><arg_value></tool_call></arg_value></tool_call> so",
+        [("f", '{"a": "</tool_call>"}', "ended"), "so"],
+    ),
+    ("glm", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', [("f", '{"a": 1}', "ended")]),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        [("f", '{"a": 1}', "ended"), ("g", "{}", "ended")],
+    ),
+    (
+        "olmo3",
+        'Look:\n<function_calls>\nget_weather(city="Paris", days=[1, true, null])\ng()\n</function_calls> and',
+        [
+            "Look:",
+            ("get_weather", '{"city": "Paris", "days": [1, true, null]}', "ended"),
+            ("g", "{}", "ended"),
+            "\nand",
+        ],
+    ),
+    (
+        "olmo3",
+        '<function_calls>\n{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}\n</function_calls>',
+        [("f", "{}", "ended"), ("g", "{}", "ended")],
+    ),
+    ("llama4", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}', "ended")]),
+    ("llama4", '<|python_start|>{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}', "ended")]),
+    ("llama4", '[f(a="]"), g.call()]', [("f", '{"a": "]"}', "ended"), ("g", "{}", "ended")]),
+    ("llama4", "<|python_start|>[f(a=1)]", [("f", '{"a": 1}', "ended")]),
+    ("llama4", '[{"name": "f", "parameters": {}}]', [("f", "{}", "ended")]),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}', "ended")]),
     (
         "llama3",
@@ -80,6 +137,14 @@ NOT_QUITE: list[tuple[str, str, list[Any]]] = [
     ("hermes", "  plain text \n", ["  plain text \n"]),
     ("hermes", "", []),
     ("llama3", '{"name": "Ann", "age": 3}', ['{"name": "Ann", "age": 3}']),
+    ("llama3", "[f(a=1)]", ["[f(a=1)]"]),
+    ("llama4", "[f] is a list", ["[f] is a list"]),
+    ("llama4", "[unheard_of(a=1)]", ["[unheard_of(a=1)]"]),
+    ("llama4", "[1, 2]", ["[1, 2]"]),
+    ("llama4", '["f"]', ['["f"]']),
+    ("glm", "<tool_call>so to speak", ["<tool_call>so to speak"]),
+    ("olmo3", "<function_calls> are calls", ["<function_calls> are calls"]),
+    ("olmo3", "<function_calls>\nimport os\n</function_calls>", ["<function_calls>\nimport os\n</function_calls>"]),
     ("llama3", '{"name": "Ann", "parameters": {}}', ['{"name": "Ann", "parameters": {}}']),
     ("llama3", '{"a": {"name": "f", "parameters": {}}}', ['{"a": {"name": "f", "parameters": {}}}']),
     ("llama3", 'JSON: {"name": "f", "parameters": {}}', ['JSON: {"name": "f", "parameters": {}}']),
@@ -195,3 +260,11 @@ def test_what_is_written_is_read_again(name: str, wanted: list[tuple[str, dict[s
 def test_a_text_without_a_call_stays_what_it_is(name: str, text: str) -> None:
     found = read(name, text)
     assert "".join(part.text for part in found if isinstance(part, Text)) == text
+
+
+def test_a_value_is_a_text_where_the_schema_says_so() -> None:
+    tool = Tool("f", {"type": "object", "properties": {"zip": {"type": "string"}, "days": {"type": "integer"}}})
+    reader = FORMATS["glm"].parser([tool])
+    values = "<arg_key>zip</arg_key><arg_value>00184</arg_value><arg_key>days</arg_key><arg_value>3</arg_value>"
+    parts = reader.push(f"<tool_call>f\n{values}</tool_call>")
+    assert told(parts) == [("f", '{"zip": "00184", "days": 3}', "ended")]

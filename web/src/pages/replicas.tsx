@@ -2,6 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Card, Empty, Problem } from "../parts/basics";
 import { Queues, Replicas } from "../parts/fleet";
 import { AddReplica, type NamedReplica, RemoveReplica, named, source, useChange } from "../parts/replica_changes";
+import { SharedModels } from "../parts/shared_models";
 import { percent } from "../format";
 import { isHealthy } from "../health";
 import { useStore } from "../store";
@@ -25,6 +26,7 @@ export function ReplicasPage() {
   const elsewhere = Object.entries(CONFIGURED).filter(([name]) => replicas.some((one) => one.source === name)).map(([, words]) => words);
   return (
     <>
+      {isGateway && <SharedModels />}
       <Card
         title="Replicas"
         aside={`${healthy} of ${replicas.length} healthy${capacity ? `, KV cache ${percent(used / capacity)} in use` : ""}`}

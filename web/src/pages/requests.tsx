@@ -1,12 +1,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Card, type Column, Empty, Pill, Problem, Table } from "../parts/basics";
 import { DecisionCard } from "../parts/decision";
+import { PipelineSteps, Steps } from "../parts/pipelines";
 import { Waterfall } from "../parts/waterfall";
 import { Refused, ask } from "../api";
 import { clock, compact, count, duration, money, words } from "../format";
 import { go } from "../router";
 import { useStore } from "../store";
-import type { Decision, Request } from "../types";
+import type { Decision, Request, Step } from "../types";
 
 const COLUMNS: Column<Request>[] = [
   { name: "Ended", show: (one) => <time>{clock(one.at_s)}</time> },
@@ -30,7 +31,7 @@ const COLUMNS: Column<Request>[] = [
   },
   { name: "Model", show: (one) => one.model || "–" },
   { name: "Tenant", show: (one) => one.tenant || "–" },
-  { name: "Replica", show: (one) => one.replica || "–" },
+  { name: "Replica", show: (one) => one.replica || (one.num_steps ? `${count(one.num_steps)} steps` : "–") },
   { name: "Prompt", isNumber: true, show: (one) => <>{compact(one.input_tokens)}{one.cached_tokens > 0 && <small> ({compact(one.cached_tokens)} cached)</small>}</> },
   { name: "Output", isNumber: true, show: (one) => compact(one.output_tokens) },
   { name: "TTFT", isNumber: true, show: (one) => duration(one.ttft_s) },
@@ -76,12 +77,13 @@ export function Requests({ id }: { id: string }) {
           </Empty>
         )}
       </Card>
+      {!id && store.state.steps.length > 0 && <PipelineSteps steps={store.state.steps} />}
     </div>
   );
 }
 
 function Inspector({ id }: { id: string }) {
-  const [found, setFound] = useState<{ request: Request; decisions: Decision[] } | null>(null);
+  const [found, setFound] = useState<{ request: Request; decisions: Decision[]; steps: Step[] } | null>(null);
   const [problem, setProblem] = useState("");
   const heading = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
@@ -108,12 +110,12 @@ function Inspector({ id }: { id: string }) {
         </button>
       </header>
       {problem && <Problem title="It cannot be shown.">{problem}</Problem>}
-      {found && <Details request={found.request} decisions={found.decisions} />}
+      {found && <Details request={found.request} decisions={found.decisions} steps={found.steps} />}
     </section>
   );
 }
 
-function Details({ request, decisions }: { request: Request; decisions: Decision[] }) {
+function Details({ request, decisions, steps }: { request: Request; decisions: Decision[]; steps: Step[] }) {
   const tokens = request.output_tokens;
   const decode_s = request.ttft_s != null && request.total_s != null ? request.total_s - request.ttft_s : null;
   const facts: [string, preact.ComponentChildren][] = [
@@ -129,9 +131,10 @@ function Details({ request, decisions }: { request: Request; decisions: Decision
     ["Cost", request.cost == null ? "no price is set" : money(request.cost)],
   ];
   if (request.rule) facts.push(["Rule", request.rule]);
+  if (request.step_of) facts.push(["Step of", <a href={`#/requests/${request.step_of}`}><code>{request.step_of.slice(0, 12)}</code></a>]);
   return (
     <>
-      <Waterfall request={request} />
+      {steps.length > 0 ? <Steps steps={steps} total_s={request.total_s} /> : <Waterfall request={request} />}
       <dl class="facts">
         {facts.map(([name, value]) => (
           <div key={name}>

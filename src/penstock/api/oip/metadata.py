@@ -9,7 +9,8 @@ from penstock.api.oip.request import DEFAULT_VERSION, FINISH_REASON, OWN, PARAME
 from penstock.api.oip.tensors import BYTES
 
 SERVER = "penstock"
-EXTENSIONS = ("binary_tensor_data", "parameters", "generate")
+EXTENSIONS = ("binary_tensor_data", "parameters", "generate", "model_repository")
+_OF_TENSORS = ("classification", "model_configuration", "statistics", "schedule_policy")
 
 
 class TensorMetadata(NamedTuple):
@@ -36,8 +37,9 @@ def server_version() -> str:
         return "unknown"
 
 
-def server_metadata() -> dict[str, object]:
-    return {"name": SERVER, "version": server_version(), "extensions": list(EXTENSIONS)}
+def server_metadata(*, has_tensors: bool = False) -> dict[str, object]:
+    extensions = [*EXTENSIONS, *(_OF_TENSORS if has_tensors else ())]
+    return {"name": SERVER, "version": server_version(), "extensions": extensions}
 
 
 def model_metadata(model: str, model_version: str = "") -> dict[str, object]:

@@ -21,6 +21,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # tokens of context, under the name vLLM gave it
     root: str | None = None  # as vLLM has it: an adapter's is where it was loaded from
     parent: str | None = None  # an adapter's base model
+    description: str | None = None  # of a pipeline
 
 
 def model_object(card: ModelCard) -> bytes:
@@ -45,6 +46,6 @@ def _for_both(card: ModelCard) -> dict[str, Any]:
         "max_input_tokens": card.max_model_len,
         "max_tokens": card.max_model_len,
     }
-    of_adapter = ("root", "parent")
-    own = {key: value for key, value in msgspec.structs.asdict(card).items() if key not in of_adapter or value}
+    of_some = ("root", "parent", "description")
+    own = {key: value for key, value in msgspec.structs.asdict(card).items() if key not in of_some or value}
     return own | for_anthropic

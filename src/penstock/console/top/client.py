@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.console.top.view import AlertLine, Hello, Tick, View
+from penstock.api.model_order import MODELS_PATH
+from penstock.console.top.view import AlertLine, Hello, SharedModels, Tick, View
 from penstock.core.errors import ConfigError, EngineUnavailable, PenstockError, PermissionDenied, Unauthenticated
 
 _TIMEOUT_S = 10.0
@@ -31,7 +32,7 @@ class Source:
     def look(self) -> View:
         """How things stand now."""
         for view in self.events():
-            view.alerts = self.alerts()
+            self.complete(view)
             return view
         raise EngineUnavailable(f"{self.url} ended the connection")
 
@@ -58,6 +59,20 @@ class Source:
                 return msgspec.json.decode(answer.read(), type=_Alerts).alerts
             except PenstockError:
                 return None
+
+    def complete(self, view: View) -> None:
+        """Adds what the feed does not tell."""
+        view.alerts, view.shared = self.alerts(), self.shared_models()
+
+    def shared_models(self) -> SharedModels | None:
+        """None: no models share a device there."""
+        connection = self._open()
+        with contextlib.closing(connection):
+            try:
+                found = msgspec.json.decode(self._ask(connection, MODELS_PATH).read(), type=SharedModels)
+            except PenstockError:
+                return None
+        return found if found.models else None
 
     def _ask(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
         try:

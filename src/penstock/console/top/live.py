@@ -44,7 +44,7 @@ class _News(threading.Thread):
         while True:
             try:
                 for view in self._source.events():
-                    view.alerts = self._source.alerts()
+                    self._source.complete(view)
                     self._last = view
                     self.views.put(view)
                 self._last.trouble = f"{self._source.url} ended the connection; trying again"

@@ -12,10 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock.api.replica_report import TensorNews
 from penstock.console.history import ALL
 from penstock.console.top.view import Number, View
 from penstock.console.views import QueueRow, ReplicaRow, TenantRow
 from penstock.core.ranks import RankFigures
+from penstock.core.residency import gib
 
 Row = TypeVar("Row")
 
@@ -40,8 +42,10 @@ def screen(view: View, width: int) -> RenderableType:
         *_head(view),
         *_alerts(view),
         *_models(view, width),
+        *_shared_models(view, width),
         *_replicas(view.state.replicas, width),
         *_ranks(view.state.replicas, width),
+        *_batchers(view.state.replicas, width),
         *_queues(view.state.queues, width),
         *_tenants(view.state.tenants, width),
     )
@@ -176,6 +180,29 @@ def _models(view: View, width: int) -> Iterator[RenderableType]:
     )
 
 
+def _shared_models(view: View, width: int) -> Iterator[RenderableType]:
+    if view.shared is None:
+        return
+    yield ""
+    for device in view.shared.devices:
+        yield _line(f"{device.name}: {gib(device.held_bytes)} of {gib(device.total_bytes)} held by models", _BOLD)
+    yield _table(
+        "ON THE DEVICE",
+        width,
+        view.shared.models,
+        lambda model: model.name,
+        [
+            _Column("state", 9, lambda model: model.state, True),
+            _Column("pinned", 6, lambda model: "yes" if model.pinned else ""),
+            _Column("ready in", 8, lambda model: "" if model.eta_s is None else _span(model.eta_s)),
+            _Column("memory", 10, lambda model: gib(model.memory.held_bytes)),
+            _Column("KV cache", 10, lambda model: gib(model.memory.kv_bytes)),
+            _Column("held", 5, lambda model: f"{model.waiting:,}"),
+        ],
+        style=lambda model: _FAIR if model.waiting else "" if model.state == "loaded" else _DIM,
+    )
+
+
 def _replicas(replicas: Sequence[ReplicaRow], width: int) -> Iterator[RenderableType]:
     roles: list[_Column[ReplicaRow]] = [_Column(" ROLE", 8, lambda one: f" {one.role}", True)]
     spread: list[_Column[ReplicaRow]] = [_Column(" RANKS", 12, lambda one: f" {one.parallelism}", True)]
@@ -237,6 +264,35 @@ def _ranks(replicas: Sequence[ReplicaRow], width: int) -> Iterator[RenderableTyp
         yield _line(" ~ estimated: collectives counted, each with its time at the start, without waits", _DIM)
     if len(rows) > _MAX_RANKS:
         yield _line(f" and {len(rows) - _MAX_RANKS} more", _DIM)
+
+
+def _batchers(replicas: Sequence[ReplicaRow], width: int) -> Iterator[RenderableType]:
+    """Versions of models that take tensors."""
+    rows = [(replica, version) for replica in replicas for version in replica.tensors]
+    if not rows:
+        return
+    yield ""
+    yield _table(
+        "BATCHER",
+        width,
+        rows[:_MAX_RANKS],
+        lambda row: f"{row[0].name} v{row[1].version}",
+        [
+            _Column("RUN", 6, lambda row: str(row[1].running)),
+            _Column("WAIT", 6, lambda row: str(row[1].waiting)),
+            _Column("ROWS", 10, lambda row: _count(row[1].rows)),
+            _Column("A BATCH", 12, lambda row: _batch(row[1])),
+            _Column("INSTANCES", 10, lambda row: f"{row[1].instances} {row[1].device}"),
+        ],
+    )
+    if len(rows) > _MAX_RANKS:
+        yield _line(f" and {len(rows) - _MAX_RANKS} more", _DIM)
+
+
+def _batch(version: TensorNews) -> str:
+    """Rows, in the mean and at most."""
+    mean = f"{version.rows / version.batches:.1f}" if version.batches else "-"
+    return f"{mean} of {version.max_batch_size}"
 
 
 def _queues(queues: Sequence[QueueRow], width: int) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.console.views import State
+from penstock.tenancy.model_orders import DeviceMemory, ModelState
 
 Number = float | None
 
@@ -38,6 +39,13 @@ class AlertLine(Struct):
     since: float = 0.0
 
 
+class SharedModels(Struct):
+    """Models that share a device, and what they hold of it."""
+
+    devices: list[DeviceMemory]
+    models: list[ModelState]
+
+
 class View:
     """The state of everything at one moment."""
 
@@ -48,6 +56,7 @@ class View:
         self.state = hello.state
         self.rows = {model: [column[-1] if column else None for column in s] for model, s in hello.series.items()}
         self.alerts: list[AlertLine] | None = None  # None: there is no watch here
+        self.shared: SharedModels | None = None  # None: no models share a device here
         self.trouble = ""
         self._row_at_s = hello.times[-1] if hello.times else hello.at_s
         self._period_s = self._row_at_s - hello.times[-2] if len(hello.times) > 1 else 1.0

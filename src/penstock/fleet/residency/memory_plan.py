@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-_GIB = 1 << 30
+from penstock.core.residency import why_no_room
 
 
 class ModelNeeds(Struct, frozen=True):
@@ -103,19 +103,4 @@ def kv_bytes_at_start(
 
 def refusal(device_bytes: int, wanted: ModelNeeds, staying: Mapping[str, int]) -> str:
     """Why a model cannot be loaded while those in `staying` hold so many bytes each, in figures; empty: it can."""
-    left_bytes = device_bytes - sum(staying.values())
-    if wanted.least_bytes <= left_bytes:
-        return ""
-    needs = (
-        f"{wanted.name} needs {gib(wanted.least_bytes)}: {gib(wanted.fixed_bytes)} for its weights, steps and process, "
-        f"and {gib(wanted.floor_bytes)} for its smallest KV cache"
-    )
-    has = f"the device has {gib(device_bytes)} for models"
-    if staying:
-        taken = ", ".join(f"{gib(held_bytes)} by {name}" for name, held_bytes in staying.items())
-        has += f", of which {gib(sum(staying.values()))} are taken ({taken}) and {gib(max(0, left_bytes))} are left"
-    return f"{needs}; {has}: {gib(wanted.least_bytes - max(0, left_bytes))} too little"
-
-
-def gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"
+    return why_no_room(wanted.name, wanted.fixed_bytes, wanted.floor_bytes, device_bytes, staying)

@@ -1,4 +1,4 @@
-"""Which models are loaded: from what is seen of them to what each is to be, once a second. Pure: time is an argument.
+"""Which models are loaded: from what is seen of them to what each is to be, round by round. Pure: time is an argument.
 
 A model is wanted when requests wait for it, or an operator asked for it, or it is pinned, or it was loaded and its
 engine ended by itself. One that is wanted and not loaded is loaded when its fixed memory and its floor are free. Where
@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from penstock.core.residency import Residence, Wish
 from penstock.fleet.residency.memory_plan import ModelNeeds, kv_bytes_at_start, refusal
+
+_MOVING = (Residence.DRAINING, Residence.LEAVING)
 
 
 class ModelView(Struct, frozen=True):
@@ -47,6 +49,7 @@ class Rules:
     load_on_use: bool = True
     idle_s: float | None = None  # a model without requests for so long leaves; None: only when memory is short
     parks: bool = True  # a model that leaves is parked rather than unloaded, where that frees enough
+    one_at_a_time: bool = False  # while a model comes, no other comes or goes: its engine measures what is free
 
 
 class Aim(NamedTuple):
@@ -79,7 +82,28 @@ class _Round:
         for view in self.views.values():
             if view.name not in self.found:
                 self.found[view.name] = self._rest(view)
-        return {name: self.found[name] for name in self.views}
+        found = {name: self.found[name] for name in self.views}
+        return self._one_at_a_time(found) if self.rules.one_at_a_time else found
+
+    def _one_at_a_time(self, found: Mapping[str, Aim]) -> dict[str, Aim]:
+        """What was decided, less what has to wait until another model is there, or gone."""
+        states = [view.state for view in self.views.values()]
+        is_coming = Residence.LOADING in states or Residence.WAKING in states
+        moves = is_coming or any(state in _MOVING for state in states)
+        aims = {}
+        for name, aim in found.items():
+            view = self.views[name]
+            if aim.to is _resting(view):
+                aims[name] = aim
+            elif aim.to is Residence.LOADED and view.state in (Residence.UNLOADED, Residence.PARKED):
+                aims[name] = Aim(_resting(view), "another model comes or goes", wait_s=0.0) if moves else aim
+                is_coming = moves = True
+            elif is_coming and view.state not in _MOVING:
+                aims[name] = aim._replace(to=_resting(view), reason="another model is being loaded")
+            else:
+                aims[name] = aim
+                moves = True
+        return aims
 
     def _keep_and_order(self) -> None:
         """Aims that no other model has a say in."""

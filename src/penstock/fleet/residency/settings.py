@@ -56,6 +56,10 @@ class ModelsSettings:
     idle_s: Seconds | None = setting(
         None, "a model without requests for so long leaves the device; none: only when its memory is needed"
     )
+    admin_port: Annotated[int, Meta(ge=0, le=65535)] | None = setting(
+        None,
+        "port of loopback for the console, orders and metrics; auto: the models' own, a free one if that is public",
+    )
     parks: bool = setting(
         True, "a model that leaves is parked where that frees enough: it is back sooner; false: it is unloaded"
     )

@@ -17,7 +17,7 @@ from penstock.core.residency import Residence, Wish
 from penstock.core.settings import EngineSettings
 from penstock.fleet.policy.decision import Action, ActionKind, Decision
 from penstock.fleet.policy.observation import PoolObservation, ReplicaState, ReplicaView
-from penstock.fleet.residency.memory_plan import ModelNeeds, beside, refusal
+from penstock.fleet.residency.memory_plan import ModelNeeds, beside
 from penstock.fleet.residency.policy import Aim, ModelView, Rules, decide
 from penstock.tenancy.fleet import ModelOrder, ModelResidency
 
@@ -63,7 +63,6 @@ class _Model:
     aim: Aim = field(default_factory=lambda: Aim(Residence.UNLOADED))
     why: str = ""  # of its last change
     held_bytes: int = 0
-    no_room: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -197,12 +196,6 @@ class SharedDevice:
         if model.state is Residence.UNLOADED and actions:
             model.state, model.kv_bytes = Residence.LOADING, aim.kv_bytes
             model.held_bytes = model.total_bytes
-        staying = {
-            one.needs.name: max(one.held_bytes, one.needs.least_bytes)
-            for one in self._models.values()
-            if one.order.pinned and one is not model
-        }
-        model.no_room = refusal(self._rules.device_bytes, model.needs, staying)
         return Decision(
             model.needs.name,
             now,
@@ -242,7 +235,6 @@ class SharedDevice:
             wish=order.wish,
             reason=model.aim.reason or model.why,
             refusal=model.aim.refusal,
-            no_room=model.no_room,
             wait_s=model.aim.wait_s,
             fixed_bytes=needs.fixed_bytes,
             floor_bytes=needs.floor_bytes,

@@ -14,11 +14,12 @@ import time
 
 from msgspec import Struct
 
+from penstock.api.model_order import MODELS_PATH
 from penstock.gateway.admin.resources import Action, AdminCall, Answer, Shape
 from penstock.tenancy.model_orders import Verb, devices_of, give_order, model_state, models_on_devices
 from penstock.tenancy.store import Store
 
-PREFIX = b"/v1/penstock/models"
+PREFIX = MODELS_PATH.encode()
 
 
 class OrderAsked(Struct, forbid_unknown_fields=True):

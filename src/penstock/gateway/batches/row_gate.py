@@ -43,10 +43,10 @@ class GatewayRows:
         return Caller(known[1], key_id, is_batch=True)
 
     def pool(self, model: str, caller: Caller) -> str:
-        route = self._gateway.route_for(caller.tenant, model)
-        if route.rules is not None:
-            route = self._gateway.routes.find(route.rules.default)
-        return route.pool(0.0)
+        """Of a pipeline: that of the first model that its steps ask, if they ask any."""
+        gateway = self._gateway
+        asked = gateway.models_behind(gateway.route_for(caller.tenant, model))
+        return asked[0].pool(0.0) if asked else ""
 
     def look(self, pool: str) -> Seen:
         admission, now = self._gateway.admission, self._gateway.now()

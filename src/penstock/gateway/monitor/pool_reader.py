@@ -7,7 +7,8 @@ machines may be wrong, and while the store does not answer nobody is called sile
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.observe import fleet_catalog as catalog
 from penstock.observe.catalog import Metric
@@ -87,8 +88,38 @@ class PoolReader:
             },
             catalog.START_SECONDS: {(one.pool,): one.oldest_start_s for one in pools},
             catalog.REVERSALS: {(one.pool,): one.reversals for one in pools},
+            **_of_shared_models(pools),
             catalog.COST: {(one.pool,): one.cost_per_hour for one in pools},
             catalog.STATUS_AGE: {(one.pool,): self._read_at - self._changed_at[one.pool] for one in pools},
         }
         for metric, found in values.items():
             self._registry.replace(metric, found)
+
+
+def _of_shared_models(pools: Iterable[PoolStatus]) -> dict[Metric, dict[Labels, float]]:
+    """Of models that share a device with others."""
+    models = [(one.pool, one.residency) for one in pools if one.residency is not None]
+    held_bytes: Counter[str] = Counter()
+    for _, model in models:
+        held_bytes[model.device] += model.held_bytes
+    totals = {model.device: model.device_bytes for _, model in models}
+    return {
+        catalog.MODEL_STATE: {(pool, model.state): 1 for pool, model in models},
+        catalog.MODEL_MEMORY: {
+            (pool, part): num_bytes
+            for pool, model in models
+            for part, num_bytes in (("held", model.held_bytes), ("kv", model.kv_bytes))
+        },
+        catalog.MODEL_PINNED: {(pool,): int(model.pinned) for pool, model in models},
+        catalog.MODEL_WAITING: {(pool,): model.waiting for pool, model in models},
+        catalog.MODEL_MOVES: {
+            (pool, move): count
+            for pool, model in models
+            for move, count in (("load", model.loads), ("unload", model.unloads))
+        },
+        catalog.DEVICE_MEMORY: {
+            (device, part): num_bytes
+            for device, total_bytes in totals.items()
+            for part, num_bytes in (("total", total_bytes), ("held", held_bytes[device]))
+        },
+    }

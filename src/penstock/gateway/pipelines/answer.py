@@ -1,12 +1,12 @@
 """A pipeline's answer, as its client expects it: a chat's or a completion's, as a whole or as a stream.
 
 What the last step's model answers is passed on as it is, but for the names in it and the usage, which is that of all
-steps. Any other value becomes a text.
+steps. Any other value becomes a text. Who asks for it (`include_steps`) is told what each step used, beside the usage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,17 @@ from penstock.gateway.pipelines.types import as_text
 _FINISH = {"length": FinishReason.LENGTH}
 
 
+class StepUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt at a step, as the client is told of it."""
+
+    step: str
+    kind: str
+    outcome: str
+    seconds: float
+    attempt: int = 1  # the second try of a step is 2
+    usage: Usage | None = None  # of a model
+
+
 class PipelineAnswer:
     def __init__(self, task: Task, model: str, request_id: str, created: int, *, has_usage: bool) -> None:
         """`task`: what the client asked for; `has_usage`: its stream ends with the usage."""
@@ -34,12 +45,14 @@ class PipelineAnswer:
         self._own = {"id": self._head.id, "model": model, "created": created}
         self._has_begun = False
 
-    def whole(self, value: Any, call: ModelCall | None, usage: Usage) -> bytes:
-        """`call`: the one that made it; None: it was not made by a model, or something was done with it since."""
+    def whole(self, value: Any, call: ModelCall | None, usage: Usage, steps: Sequence[StepUse] | None = None) -> bytes:
+        """`call`: the one that made it; None: it was not made by a model, or something was done with it since.
+        `steps`: None: they are not asked for."""
         if call is not None and call.answer is not None and _task_of(call) is self._task:
-            return msgspec.json.encode(call.answer | self._own | {"usage": usage})
+            return _with_steps(msgspec.json.encode(call.answer | self._own | {"usage": usage}), steps)
         choice = Choice(0, as_text(value), _finish_of(call))
-        return (chat_completion if self._task is Task.CHAT else text_completion)(self._head, [choice], usage)
+        make = chat_completion if self._task is Task.CHAT else text_completion
+        return _with_steps(make(self._head, [choice], usage), steps)
 
     # -- streams
 
@@ -59,13 +72,13 @@ class PipelineAnswer:
         """All of an answer at once."""
         return self._text(as_text(value))
 
-    def end(self, call: ModelCall | None, usage: Usage) -> bytes:
-        """`call`: the one whose parts were passed on; None: there was none."""
+    def end(self, call: ModelCall | None, usage: Usage, steps: Sequence[StepUse] | None = None) -> bytes:
+        """`call`: the one whose parts were passed on; None: there was none. `steps`: None: they are not asked for."""
         parts = []
         if call is None or _task_of(call) is not self._task:
             parts += [self._text(""), event(self._chunks.finish(0, _finish_of(call)))]
         if self._has_usage:
-            parts.append(event(self._chunks.usage(usage)))
+            parts.append(event(_with_steps(self._chunks.usage(usage), steps)))
         return b"".join([*parts, DONE])
 
     def _text(self, text: str) -> bytes:
@@ -77,6 +90,10 @@ class PipelineAnswer:
         if text:
             parts.append(event(self._chunks.text(0, text)))
         return b"".join(parts)
+
+
+def _with_steps(document: bytes, steps: Sequence[StepUse] | None) -> bytes:
+    return document if steps is None else b'%b,"steps":%b}' % (document[:-1], msgspec.json.encode(steps))
 
 
 def _task_of(call: ModelCall) -> Task:

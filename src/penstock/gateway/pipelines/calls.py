@@ -8,25 +8,26 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.pipelines.edges import value_at
-from penstock.gateway.pipelines.graph import Model, Python, Task
+from penstock.gateway.pipelines.graph import ModelStep, PythonStep, Task
 from penstock.gateway.pipelines.types import as_text
 
 Values = Mapping[str, Any]
 
 
 class Call(msgspec.Struct, frozen=True):
-    step: Model | Python
+    step: ModelStep | PythonStep
     is_answer: bool  # its text may go to the client while it is made
     prompt: str = ""
     messages: tuple[Any, ...] = ()
     texts: tuple[str, ...] = ()
     is_list: bool = False  # of texts; else there is one
+    query: str = ""  # that texts are ranked by
     arguments: dict[str, Any] = {}
 
 
-def call_of(step: Model | Python, scope: Values, *, is_answer: bool) -> Call:
+def call_of(step: ModelStep | PythonStep, scope: Values, *, is_answer: bool) -> Call:
     """Raises StepFailed."""
-    if isinstance(step, Python):
+    if isinstance(step, PythonStep):
         return Call(step, False, arguments={name: value_at(edge, scope) for name, edge in step.inputs.items()})
     prompt = step.prompt.render(scope) if step.prompt is not None else ""
     if step.task is Task.COMPLETION:
@@ -44,4 +45,5 @@ def call_of(step: Model | Python, scope: Values, *, is_answer: bool) -> Call:
     found = value_at(step.text, scope)
     is_list = isinstance(found, list | tuple)
     texts = tuple(map(as_text, found)) if is_list else (as_text(found),)
-    return Call(step, False, texts=texts, is_list=is_list)
+    query = as_text(value_at(step.query, scope)) if step.query is not None else ""
+    return Call(step, False, texts=texts, is_list=is_list, query=query)

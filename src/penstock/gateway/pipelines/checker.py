@@ -9,33 +9,34 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from penstock.core.config import nearest
+from penstock.core.config import suggestion
 from penstock.core.config_file import ConfigFile
 from penstock.core.errors import ConfigError
+from penstock.gateway.pipelines.edges import Edge
 from penstock.gateway.pipelines.graph import (
     INDEX,
     INPUT,
     INPUT_TYPES,
     ITEM,
-    Block,
-    Branch,
-    Constant,
-    Edge,
-    FillIn,
-    Map,
-    Model,
-    Parallel,
+    BlockStep,
+    BranchStep,
+    MapStep,
+    ModelStep,
+    ParallelStep,
     Pipeline,
-    Python,
+    PythonStep,
     Step,
     Task,
-    attempts,
+    TemplateStep,
+    ValueStep,
+    max_attempts,
 )
-from penstock.gateway.pipelines.reader import of_step, read_pipeline
+from penstock.gateway.pipelines.reader import naming_step, read_pipeline
 from penstock.gateway.pipelines.template import Template
 from penstock.gateway.pipelines.types import (
     ANY_JSON,
     MESSAGES,
+    RANKING,
     TEXT,
     Json,
     Labels,
@@ -62,8 +63,8 @@ def pipeline_from(file: ConfigFile) -> Pipeline:
     with file.located():
         asked, root = read_pipeline(file.values, file.path.parent)
         kinds: dict[str, Type] = {}
-        output = _Checker(kinds).of(root, {INPUT: _INPUT})
-        if (most := attempts(root)) > MAX_ATTEMPTS:
+        output = _Checker(kinds).check(root, {INPUT: _INPUT})
+        if (most := max_attempts(root)) > MAX_ATTEMPTS:
             said = f"one request could come to {most} attempts at steps, more than {MAX_ATTEMPTS}"
             raise ConfigError(f"{said}: lower max_items or retries", param="steps")
         return Pipeline(asked.name, asked.description, root, output, kinds, file)
@@ -73,13 +74,13 @@ def check_models(pipeline: Pipeline, models: Iterable[str], pipelines: Iterable[
     """Whether there are the models that its steps ask: by name, alias or version. Raises ConfigError."""
     known, of_pipelines = set(models), set(pipelines)
     for model, step in pipeline.models.items():
-        with pipeline.file.located(), of_step(step.name, step.where):
+        with pipeline.file.located(), naming_step(step.name, step.where):
             if model in of_pipelines:
                 raise ConfigError(f"'{model}' is a pipeline, and a step asks a model", param="model")
             if model not in known:
-                hint = nearest(model, known)
-                suggestion = f"; did you mean '{hint}'?" if hint else ""
-                raise ConfigError(f"there is no model '{model}' in the configuration{suggestion}", param="model")
+                raise ConfigError(
+                    f"there is no model '{model}' in the configuration{suggestion(model, known)}", param="model"
+                )
 
 
 class _Checker:
@@ -87,33 +88,38 @@ class _Checker:
         """`kinds`: where the type of every step's result is written, by its place in the file."""
         self._kinds = kinds
 
-    def of(self, step: Step, scope: Scope) -> Type:
+    def check(self, step: Step, scope: Scope) -> Type:
         """The type of a step's result."""
-        with of_step(step.name, step.where) if step.name else nullcontext():
+        with naming_step(step.name, step.where) if step.name else nullcontext():
             made = _CHECKS[type(step)](self, step, scope)
             kind = made
-            if step.output is not None and not isinstance(step, Python | Constant):
+            if step.output is not None and not isinstance(step, PythonStep | ValueStep):
                 if not _may_be_declared(step, made) and not fits(made, step.output):
                     raise ConfigError(f"its result is {made}, which is no {step.output}", param="output")
                 kind = step.output
             self._kinds[step.where] = kind
         fallback = step.policy.fallback
         if fallback is not None:
-            found = self.of(fallback, scope)
+            found = self.check(fallback, scope)
             if not fits(found, kind):
-                with of_step(fallback.name, fallback.where):
+                with naming_step(fallback.name, fallback.where):
                     raise ConfigError(f"it stands in for a step that makes {kind}, and makes {found}")
         return kind
 
     # -- by kind
 
-    def model(self, step: Model, scope: Scope) -> Type:
+    def model(self, step: ModelStep, scope: Scope) -> Type:
         self._template(step.system, scope, "system")
         self._template(step.prompt, scope, "prompt")
         if step.messages is not None:
             _expect(_edge_type(step.messages, scope, "messages"), MESSAGES, step.messages, "messages")
         if step.text is not None:
-            kind = _edge_type(step.text, scope, "text")
+            param = "documents" if step.query is not None else "text"
+            kind = _edge_type(step.text, scope, param)
+            if step.query is not None:
+                _expect(_edge_type(step.query, scope, "query"), TEXT, step.query, "query")
+                _expect(kind, ListOf(TEXT), step.text, param)
+                return RANKING
             is_list = fits(kind, ListOf(TEXT))
             if not is_list:
                 _expect(kind, TEXT, step.text, "text")
@@ -133,30 +139,30 @@ class _Checker:
             return Labels(step.choice)
         return Json(step.schema) if step.schema is not None else TEXT
 
-    def template(self, step: FillIn, scope: Scope) -> Type:
+    def template(self, step: TemplateStep, scope: Scope) -> Type:
         self._template(step.template, scope, "template")
         return TEXT
 
-    def constant(self, step: Constant, scope: Scope) -> Type:
+    def constant(self, step: ValueStep, scope: Scope) -> Type:
         assert step.output is not None
         return step.output
 
-    def python(self, step: Python, scope: Scope) -> Type:
+    def python(self, step: PythonStep, scope: Scope) -> Type:
         for argument, edge in step.inputs.items():
             _edge_type(edge, scope, f"inputs.{argument}")
         assert step.output is not None
         return step.output
 
-    def block(self, step: Block, scope: Scope) -> Type:
+    def block(self, step: BlockStep, scope: Scope) -> Type:
         inner = dict(scope)
         for name, one in zip(step.names, step.steps, strict=True):
             if name in inner:
-                with of_step(one.name, one.where):
+                with naming_step(one.name, one.where):
                     raise ConfigError(f"there is a step '{name}' already, outside this block")
-            inner[name] = self.of(one, inner)
+            inner[name] = self.check(one, inner)
         return inner[step.result]
 
-    def branch(self, step: Branch, scope: Scope) -> Type:
+    def branch(self, step: BranchStep, scope: Scope) -> Type:
         on = _edge_type(step.on, scope, "branch")
         names = on.names if isinstance(on, Labels) else on.among if isinstance(on, Text) else None
         if names is None:
@@ -170,65 +176,65 @@ class _Checker:
             raise ConfigError(f"{what}, and no default", param="cases")
         made: Type | None = None
         for one in step.inner:
-            kind = self.of(one, scope)
+            kind = self.check(one, scope)
             found = kind if made is None else common(made, kind)
             if found is None:
-                with of_step(one.name, one.where):
+                with naming_step(one.name, one.where):
                     raise ConfigError(f"it makes {kind}, where the cases before it make {made}")
             made = found
         assert made is not None
         return made
 
-    def parallel(self, step: Parallel, scope: Scope) -> Type:
-        return Record(tuple((name, self.of(one, scope)) for name, one in step.arms.items()))
+    def parallel(self, step: ParallelStep, scope: Scope) -> Type:
+        return Record(tuple((name, self.check(one, scope)) for name, one in step.arms.items()))
 
-    def map(self, step: Map, scope: Scope) -> Type:
+    def map(self, step: MapStep, scope: Scope) -> Type:
         assert step.step is not None
         over = _edge_type(step.over, scope, "map")
         element = element_of(over)
         if element is None:
             raise ConfigError(f"edge '{step.over}' is {over}: a map goes over a list", param="map")
         inner = dict(scope) | {ITEM: element, INDEX: _INDEX_TYPE}
-        return ListOf(self.of(step.step, inner))
+        return ListOf(self.check(step.step, inner))
 
     # -- edges
 
     def _template(self, template: Template | None, scope: Scope, param: str) -> None:
         if template is None:
             return
-        for edge in sorted(template.edges, key=lambda one: (one.line, str(one))):
-            found = dict(edge.loops)
+        for one in sorted(template.edges, key=lambda one: (one.line, str(one.edge))):
+            edge, place = one.edge, f", line {one.line} of the {param}"
+            if edge.name not in dict(one.loops):
+                _edge_type(edge, scope, param, place)
+                continue
+            kind = _loop_type(edge.name, dict(one.loops), scope)
+            if kind is None:
+                raise ConfigError(f"edge '{edge}'{place}: the loop goes over no list", param=param)
+            _check_path(kind, edge.name, edge.path, param, place)
 
-            def named(name: str, loops: Mapping[str, Any] = found) -> Type | None:
-                if name not in loops:
-                    return scope.get(name)
-                over, path = loops[name]
-                rest = {key: value for key, value in loops.items() if key != name}
-                kind = _follow(named(over, rest), path)
-                return element_of(kind) if kind is not None else None
 
-            if edge.name in found:
-                kind = named(edge.name)
-                if kind is None:
-                    raise ConfigError(
-                        f"edge '{edge}', line {edge.line} of the {param}: the loop goes over no list", param=param
-                    )
-                _check_path(kind, edge.name, edge.path, param, f", line {edge.line} of the {param}")
-            else:
-                _edge_type(Edge(edge.name, edge.path), scope, param, f", line {edge.line} of the {param}")
+def _loop_type(name: str, loops: Mapping[str, Edge], scope: Scope) -> Type | None:
+    """The type of a name that may be a loop's, which stands for the elements of a list."""
+    if name not in loops:
+        return scope.get(name)
+    kind = _loop_type(loops[name].name, {key: over for key, over in loops.items() if key != name}, scope)
+    for part in loops[name].path:
+        kind = field_of(kind, part) if kind is not None else None
+    return element_of(kind) if kind is not None else None
 
 
 def _may_be_declared(step: Step, made: Type) -> bool:
     """Labels that only the operator knows."""
-    return isinstance(step, Model) and step.task is Task.CLASSIFICATION and isinstance(made, Labels)
+    return isinstance(step, ModelStep) and step.task is Task.CLASSIFICATION and isinstance(made, Labels)
 
 
 def _edge_type(edge: Edge, scope: Scope, param: str, place: str = "") -> Type:
     kind = scope.get(edge.name)
     if kind is None:
-        hint = nearest(edge.name, scope)
-        suggestion = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"edge '{edge}'{place}: nothing before it is called '{edge.name}'{suggestion}", param=param)
+        raise ConfigError(
+            f"edge '{edge}'{place}: nothing before it is called '{edge.name}'{suggestion(edge.name, scope)}",
+            param=param,
+        )
     return _check_path(kind, edge.name, edge.path, param, place)
 
 
@@ -238,19 +244,10 @@ def _check_path(kind: Type, name: str, path: tuple[str | int, ...], param: str, 
         inner = field_of(kind, part)
         if inner is None:
             known = _fields(kind)
-            hint = nearest(str(part), known)
-            suggestion = f"; did you mean '{hint}'?" if hint else f"; it has {', '.join(known)}" if known else ""
+            hint = suggestion(str(part), known) or (f"; it has {', '.join(known)}" if known else "")
             whole = str(Edge(name, path))
-            raise ConfigError(
-                f"edge '{whole}'{place}: '{so_far}' is {kind} and has no '{part}'{suggestion}", param=param
-            )
+            raise ConfigError(f"edge '{whole}'{place}: '{so_far}' is {kind} and has no '{part}'{hint}", param=param)
         so_far, kind = str(Edge(so_far, (part,))), inner
-    return kind
-
-
-def _follow(kind: Type | None, path: tuple[str | int, ...]) -> Type | None:
-    for part in path:
-        kind = field_of(kind, part) if kind is not None else None
     return kind
 
 
@@ -272,12 +269,12 @@ def _expect(kind: Type, wanted: Type, edge: Edge, param: str) -> None:
 
 
 _CHECKS: dict[type[Step], Callable[[_Checker, Any, Scope], Type]] = {
-    Model: _Checker.model,
-    FillIn: _Checker.template,
-    Constant: _Checker.constant,
-    Python: _Checker.python,
-    Block: _Checker.block,
-    Branch: _Checker.branch,
-    Parallel: _Checker.parallel,
-    Map: _Checker.map,
+    ModelStep: _Checker.model,
+    TemplateStep: _Checker.template,
+    ValueStep: _Checker.constant,
+    PythonStep: _Checker.python,
+    BlockStep: _Checker.block,
+    BranchStep: _Checker.branch,
+    ParallelStep: _Checker.parallel,
+    MapStep: _Checker.map,
 }

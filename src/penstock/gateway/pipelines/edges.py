@@ -1,13 +1,24 @@
-"""The value that an edge leads to."""
+"""Edges: paths of values, such as `input.text`, `language.label` or `facts.items[0].name`, and what they lead to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import StepFailed
-from penstock.gateway.pipelines.graph import Edge
 from penstock.gateway.pipelines.types import Label
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a value comes from: a name that a step sees, and fields and elements below it."""
+
+    name: str
+    path: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
 
 
 def value_at(edge: Edge, values: Mapping[str, Any]) -> Any:

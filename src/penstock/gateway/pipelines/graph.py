@@ -1,7 +1,7 @@
 """A pipeline as data: steps, and the edges between them. `reader` makes it of a file.
 
-An edge is the path of a value: `input.text`, `language.label`, `extract.items`. A template has edges in it. Steps of a
-block run one after another, in the order of the file; those of `parallel` and the elements of a `map` run together.
+Steps of a block run one after another, in the order of the file; those of `parallel` and the elements of a `map` run
+together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.config_file import ConfigFile
+from penstock.gateway.pipelines.edges import Edge
 from penstock.gateway.pipelines.template import Template
 from penstock.gateway.pipelines.types import MESSAGES, TEXT, Json, Schema, Type
 
@@ -20,17 +21,6 @@ INPUT = "input"
 INPUT_TYPES: Mapping[str, Type] = {"text": TEXT, "messages": MESSAGES, "metadata": Json({"type": "object"})}
 ITEM, INDEX = "item", "index"  # of a map, in its step
 RESERVED = frozenset((INPUT, ITEM, INDEX, "value"))
-
-
-@dataclass(frozen=True)
-class Edge:
-    """Where a value comes from: a name that a step sees, and fields and elements below it."""
-
-    name: str
-    path: tuple[str | int, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name + "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,7 @@ class Task(StrEnum):
     COMPLETION = "completion"
     EMBEDDINGS = "embeddings"
     CLASSIFICATION = "classification"
+    RERANK = "rerank"
     TENSORS = "tensors"
 
     @property
@@ -91,13 +82,14 @@ class TensorInput:
 
 
 @dataclass(frozen=True)
-class Model(Step):
+class ModelStep(Step):
     model: str = ""
     task: Task = Task.CHAT
     system: Template | None = None
     prompt: Template | None = None
     messages: Edge | None = None
-    text: Edge | None = None  # of embeddings and classification: a text, or a list of them
+    text: Edge | None = None  # of embeddings and classification: a text, or a list of them; of rerank: the documents
+    query: Edge | None = None  # of rerank
     choice: tuple[str, ...] = ()  # guided: the answer is one of these
     schema: Schema | None = None  # guided: it is JSON by this schema
     parameters: Mapping[str, Any] = field(default_factory=dict)  # sent with each request
@@ -111,7 +103,7 @@ class Model(Step):
 
 
 @dataclass(frozen=True)
-class FillIn(Step):
+class TemplateStep(Step):
     """Text made of a template."""
 
     template: Template = field(default_factory=lambda: Template("", frozenset()))
@@ -122,7 +114,7 @@ class FillIn(Step):
 
 
 @dataclass(frozen=True)
-class Constant(Step):
+class ValueStep(Step):
     value: Any = None
 
     @property
@@ -149,7 +141,7 @@ class PythonLimits:
 
 
 @dataclass(frozen=True)
-class Python(Step):
+class PythonStep(Step):
     entry: EntryPoint = field(default_factory=lambda: EntryPoint(Path(), ""))
     inputs: Mapping[str, Edge] = field(default_factory=dict)  # by the name of the argument
     limits: PythonLimits = PythonLimits()
@@ -160,7 +152,7 @@ class Python(Step):
 
 
 @dataclass(frozen=True)
-class Block(Step):
+class BlockStep(Step):
     """Steps that run one after another; the result is that of one of them."""
 
     steps: tuple[Step, ...] = ()
@@ -177,7 +169,7 @@ class Block(Step):
 
 
 @dataclass(frozen=True)
-class Branch(Step):
+class BranchStep(Step):
     on: Edge = field(default_factory=lambda: Edge(""))
     cases: Mapping[str, Step] = field(default_factory=dict)
     default: Step | None = None
@@ -192,7 +184,7 @@ class Branch(Step):
 
 
 @dataclass(frozen=True)
-class Parallel(Step):
+class ParallelStep(Step):
     arms: Mapping[str, Step] = field(default_factory=dict)
 
     @property
@@ -205,7 +197,7 @@ class Parallel(Step):
 
 
 @dataclass(frozen=True)
-class Map(Step):
+class MapStep(Step):
     over: Edge = field(default_factory=lambda: Edge(""))
     step: Step | None = None
     at_once: int = 8  # elements that are worked on at a time
@@ -224,31 +216,31 @@ class Map(Step):
 class Pipeline:
     name: str
     description: str
-    root: Block
+    root: BlockStep
     output: Type  # of the whole
     kinds: Mapping[str, Type]  # of the result of each step, by its `where`
     file: ConfigFile  # with its lines
 
     @property
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, ModelStep]:
         """The models that are asked, each with the first step that does."""
-        found: dict[str, Model] = {}
+        found: dict[str, ModelStep] = {}
         for step in self.root.walk():
-            if isinstance(step, Model):
+            if isinstance(step, ModelStep):
                 found.setdefault(step.model, step)
         return found
 
     @property
-    def python_steps(self) -> list[Python]:
-        return [step for step in self.root.walk() if isinstance(step, Python)]
+    def python_steps(self) -> list[PythonStep]:
+        return [step for step in self.root.walk() if isinstance(step, PythonStep)]
 
 
-def attempts(step: Step) -> int:
+def max_attempts(step: Step) -> int:
     """The most attempts at steps, this one's and those inside it, that one run of it can come to."""
-    inside = sum(attempts(one) for one in step.inner)
-    if isinstance(step, Branch):
-        inside = max(map(attempts, step.inner), default=0)
-    elif isinstance(step, Map):
+    inside = sum(max_attempts(one) for one in step.inner)
+    if isinstance(step, BranchStep):
+        inside = max(map(max_attempts, step.inner), default=0)
+    elif isinstance(step, MapStep):
         inside *= step.max_items
-    fallback = attempts(step.policy.fallback) if step.policy.fallback is not None else 0
+    fallback = max_attempts(step.policy.fallback) if step.policy.fallback is not None else 0
     return (step.policy.retries + 1) * (1 + inside) + fallback

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.core.errors import InvalidRequest, UnsupportedParameter, UnsupportedTask
-from penstock.gateway.pipelines.graph import Model, Pipeline, Task
+from penstock.gateway.pipelines.graph import ModelStep, Pipeline, Task
 from penstock.gateway.pipelines.model_call import CHAT_PATH, COMPLETION_PATH
 from penstock.gateway.pipelines.types import MAX_NESTING, is_deep
 
@@ -28,6 +28,7 @@ class PipelineInput(NamedTuple):
     fields: dict[str, Any]  # of the client's request
     is_stream: bool
     has_usage: bool  # its stream is to end with the usage
+    has_steps: bool  # the answer is to tell what each step used
 
 
 def read_input(path: bytes, body: bytes, pipeline: Pipeline) -> PipelineInput:
@@ -52,15 +53,18 @@ def read_input(path: bytes, body: bytes, pipeline: Pipeline) -> PipelineInput:
             raise UnsupportedParameter(f"no step of '{pipeline.name}' takes {name}", param=name)
     is_stream = bool(fields.get("stream"))
     options = fields.get("stream_options")
-    has_usage = is_stream and isinstance(options, dict) and bool(options.get("include_usage"))
+    has_steps = fields.get("include_steps") or False
+    if not isinstance(has_steps, bool):
+        raise InvalidRequest("include_steps: expected true or false", param="include_steps")
+    has_usage = has_steps or (isinstance(options, dict) and bool(options.get("include_usage")))
     values = _of_chat(fields) if task is Task.CHAT else _of_completion(fields)
     metadata = fields.get("metadata")
     values["metadata"] = metadata if isinstance(metadata, dict) else {}
-    return PipelineInput(task, values, fields, is_stream, has_usage)
+    return PipelineInput(task, values, fields, is_stream, is_stream and has_usage, has_steps)
 
 
 def _forwarded(pipeline: Pipeline) -> set[str]:
-    models: Iterable[Model] = (step for step in pipeline.root.walk() if isinstance(step, Model))
+    models: Iterable[ModelStep] = (step for step in pipeline.root.walk() if isinstance(step, ModelStep))
     return {name for step in models for name in step.forward or ()}
 
 

@@ -23,16 +23,16 @@ from penstock.gateway.pipelines.edges import value_at
 from penstock.gateway.pipelines.graph import (
     INDEX,
     ITEM,
-    Block,
-    Branch,
-    Constant,
-    FillIn,
-    Map,
-    Model,
-    Parallel,
+    BlockStep,
+    BranchStep,
+    MapStep,
+    ModelStep,
+    ParallelStep,
     Pipeline,
-    Python,
+    PythonStep,
     Step,
+    TemplateStep,
+    ValueStep,
 )
 from penstock.gateway.pipelines.types import as_text, read_value
 
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
     may_fall_back: bool = True  # the fallback may; not where the whole is refused, as by a spent budget
 
 
-class Record(NamedTuple):
+class AttemptRecord(NamedTuple):
     """An attempt at a step that is over."""
 
     attempt: int
@@ -81,14 +81,14 @@ class Stop(Action, frozen=True):
     attempt: int
 
 
-class Wake(Action, frozen=True):
-    """Calls `woke` after a time."""
+class SetTimer(Action, frozen=True):
+    """Has `timer_fired` called after a time."""
 
     timer: int
     after_s: float
 
 
-class Unwake(Action, frozen=True):
+class CancelTimer(Action, frozen=True):
     timer: int
 
 
@@ -114,7 +114,7 @@ class Machine:
         self.is_over = False
         self.is_begun = False  # the client has a part of the answer
         self.answered_by = 0  # the attempt whose result is the answer, as it came; 0: none
-        self.records: list[Record] = []
+        self.records: list[AttemptRecord] = []
         self.now = 0.0
         self._num_bytes = 0  # of results so far
         self._actions: Actions = []
@@ -144,13 +144,13 @@ class Machine:
     def done(self, attempt: int, value: Any, now: float, num_bytes: int = 0) -> Actions:
         """The plain result of work that was started; it is checked here."""
         run = self._attempts.get(attempt)
-        return self._run(now, lambda: run.came(value, num_bytes)) if run is not None else []
+        return self._run(now, lambda: run.work_done(value, num_bytes)) if run is not None else []
 
     def failed(self, attempt: int, failure: Failure, now: float) -> Actions:
         run = self._attempts.get(attempt)
         return self._run(now, lambda: run.work_failed(failure)) if run is not None else []
 
-    def woke(self, timer: int, now: float) -> Actions:
+    def timer_fired(self, timer: int, now: float) -> Actions:
         due = self._timers.pop(timer, None)
         return self._run(now, due) if due is not None else []
 
@@ -176,20 +176,20 @@ class Machine:
     def act(self, action: Action) -> None:
         self._actions.append(action)
 
-    def wake(self, after_s: float, then: Callable[[], None]) -> int:
+    def set_timer(self, after_s: float, then: Callable[[], None]) -> int:
         timer = self.new_id()
         self._timers[timer] = then
-        self.act(Wake(timer, after_s))
+        self.act(SetTimer(timer, after_s))
         return timer
 
-    def unwake(self, timer: int | None) -> None:
+    def cancel_timer(self, timer: int | None) -> None:
         if timer is not None and self._timers.pop(timer, None) is not None:
-            self.act(Unwake(timer))
+            self.act(CancelTimer(timer))
 
     def opened(self, attempt: int, run: _Run) -> None:
         self._attempts[attempt] = run
 
-    def closed(self, attempt: int, record: Record) -> None:
+    def closed(self, attempt: int, record: AttemptRecord) -> None:
         self._attempts.pop(attempt, None)
         self.records.append(record)
 
@@ -218,7 +218,7 @@ class Machine:
         self._root.stop()
         self.is_over = True
         for timer in list(self._timers):
-            self.unwake(timer)
+            self.cancel_timer(timer)
 
 
 class _Run:
@@ -264,7 +264,7 @@ class _Run:
         self._children, self._waiting, self._results = [], deque(), {}
         machine.opened(self._attempt, self)
         if step.policy.timeout_s is not None:
-            self._timer = machine.wake(step.policy.timeout_s, self._timed_out)
+            self._timer = machine.set_timer(step.policy.timeout_s, self._timed_out)
         try:
             _START[type(step)](self)
         except PenstockError as error:
@@ -275,12 +275,12 @@ class _Run:
         if self._is_over:
             return
         self._is_over = True
-        self._machine.unwake(self._timer)
+        self._machine.cancel_timer(self._timer)
         self._close("cancelled")
 
     # -- what comes of an attempt
 
-    def came(self, value: Any, num_bytes: int) -> None:
+    def work_done(self, value: Any, num_bytes: int) -> None:
         """A plain result from outside."""
         try:
             self._machine.keep(num_bytes)
@@ -306,14 +306,14 @@ class _Run:
             return
         machine, policy = self._machine, self.step.policy
         failure = failure._replace(error=self._named(failure.error))
-        machine.unwake(self._timer)
+        machine.cancel_timer(self._timer)
         self._close(outcome, failure.error.reason or failure.error.code)
         if machine.is_begun:
             self._end(None, failure)
         elif failure.may_retry and self._number <= policy.retries:
             asked_s = failure.error.retry_after_s or 0.0
             pause_s = min(max(_FIRST_BACKOFF_S * 2 ** (self._number - 1), asked_s), _MAX_BACKOFF_S)
-            self._timer = machine.wake(pause_s, self.start)
+            self._timer = machine.set_timer(pause_s, self.start)
         elif failure.may_fall_back and policy.fallback is not None:
             self._fall_back(policy.fallback)
         else:
@@ -322,7 +322,7 @@ class _Run:
     def _succeed(self, value: Any) -> None:
         if self._is_over or not self._attempt:
             return
-        self._machine.unwake(self._timer)
+        self._machine.cancel_timer(self._timer)
         self._close("ok")
         self._end(value, None)
 
@@ -355,7 +355,7 @@ class _Run:
         if self._has_work and outcome != "ok":
             machine.act(Stop(attempt))
         self._has_work = False
-        record = Record(
+        record = AttemptRecord(
             attempt,
             self._parent_attempt,
             self.step,
@@ -397,20 +397,20 @@ class _Run:
     # -- by kind
 
     def _start_call(self) -> None:
-        assert isinstance(self.step, Model | Python)
-        passes_on = self.is_answer and isinstance(self.step, Model) and self.step.task.generates
+        assert isinstance(self.step, ModelStep | PythonStep)
+        passes_on = self.is_answer and isinstance(self.step, ModelStep) and self.step.task.generates
         call = call_of(self.step, self._scope, is_answer=passes_on)
         self._has_work = True
         self._machine.act(Start(self._attempt, call))
 
     def _start_template(self) -> None:
-        assert isinstance(self.step, FillIn)
+        assert isinstance(self.step, TemplateStep)
         text = self.step.template.render(self._scope)
         self._machine.keep(len(text))
         self._succeed(text)
 
     def _start_constant(self) -> None:
-        assert isinstance(self.step, Constant)
+        assert isinstance(self.step, ValueStep)
         self._succeed(self.step.value)
 
     def _start_block(self) -> None:
@@ -421,7 +421,7 @@ class _Run:
 
     def _next_of_block(self, index: int) -> None:
         block = self.step
-        assert isinstance(block, Block)
+        assert isinstance(block, BlockStep)
         named = {block.names[key]: value for key, value in self._results.items()}
         if index == len(block.steps):
             self._succeed(named[block.result])
@@ -432,7 +432,7 @@ class _Run:
 
     def _start_branch(self) -> None:
         branch = self.step
-        assert isinstance(branch, Branch)
+        assert isinstance(branch, BranchStep)
         case = as_text(value_at(branch.on, self._scope))
         chosen = branch.cases.get(case, branch.default)
         if chosen is None:
@@ -443,18 +443,18 @@ class _Run:
         self._succeed(self._results[child.key])
 
     def _start_parallel(self) -> None:
-        assert isinstance(self.step, Parallel)
+        assert isinstance(self.step, ParallelStep)
         for name, arm in self.step.arms.items():
             self._child(arm, name, self._scope)
 
     def _go_on_parallel(self, _: _Run) -> None:
-        assert isinstance(self.step, Parallel)
+        assert isinstance(self.step, ParallelStep)
         if len(self._results) == len(self.step.arms):
             self._succeed({name: self._results[name] for name in self.step.arms})
 
     def _start_map(self) -> None:
         step = self.step
-        assert isinstance(step, Map)
+        assert isinstance(step, MapStep)
         assert step.step is not None
         items = value_at(step.over, self._scope)
         if not isinstance(items, list | tuple):
@@ -485,18 +485,18 @@ class _Run:
 
 
 _START: dict[type[Step], Callable[[_Run], None]] = {
-    Model: _Run._start_call,
-    Python: _Run._start_call,
-    FillIn: _Run._start_template,
-    Constant: _Run._start_constant,
-    Block: _Run._start_block,
-    Branch: _Run._start_branch,
-    Parallel: _Run._start_parallel,
-    Map: _Run._start_map,
+    ModelStep: _Run._start_call,
+    PythonStep: _Run._start_call,
+    TemplateStep: _Run._start_template,
+    ValueStep: _Run._start_constant,
+    BlockStep: _Run._start_block,
+    BranchStep: _Run._start_branch,
+    ParallelStep: _Run._start_parallel,
+    MapStep: _Run._start_map,
 }
 _GO_ON: dict[type[Step], Callable[[_Run, _Run], None]] = {
-    Block: _Run._go_on_block,
-    Branch: _Run._go_on_branch,
-    Parallel: _Run._go_on_parallel,
-    Map: _Run._go_on_map,
+    BlockStep: _Run._go_on_block,
+    BranchStep: _Run._go_on_branch,
+    ParallelStep: _Run._go_on_parallel,
+    MapStep: _Run._go_on_map,
 }

@@ -17,12 +17,11 @@ from penstock.core.errors import (
     BudgetExhausted,
     EngineFailed,
     PenstockError,
-    RateLimited,
     StepFailed,
     all_errors,
 )
 from penstock.gateway.pipelines.calls import Call
-from penstock.gateway.pipelines.graph import Model, Task
+from penstock.gateway.pipelines.graph import ModelStep, Task
 from penstock.gateway.pipelines.machine import Failure
 from penstock.gateway.pipelines.tensors import read_tensors, tensor_body
 from penstock.gateway.records.token_usage import NO_TOKENS, TokenUsage, find_usage
@@ -35,11 +34,13 @@ PATHS = {
     Task.COMPLETION: COMPLETION_PATH,
     Task.EMBEDDINGS: b"/v1/embeddings",
     Task.CLASSIFICATION: b"/classify",
+    Task.RERANK: b"/v1/rerank",
     Task.TENSORS: TENSORS_PATH.encode(),
 }
 # Fields of a client's request that the step which answers is sent, unless its `forward` says otherwise.
 FORWARDED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-_OF_SESSIONS = ("user", "prompt_cache_key")  # what belongs together meets the same cache
+# Those that all steps are sent that make text: what belongs together meets the same cache, and is as urgent.
+_OF_ALL = ("user", "prompt_cache_key", "service_tier", "priority")
 _MAX_BYTES = 8 << 20  # of an answer that is gathered
 _MAX_EVENT_BYTES = 2 << 20
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504, 529)
@@ -50,7 +51,7 @@ _HEADERS_KEPT = (b"x-penstock-max-wait",)
 def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, headers: dict[bytes, bytes]) -> Request:
     """The request of a step. `client`: fields of the client's own."""
     step = call.step
-    assert isinstance(step, Model)
+    assert isinstance(step, ModelStep)
     if step.task is Task.TENSORS:
         return _request(step, headers, tensor_body(step, call.arguments), b"application/octet-stream")
     body: dict[str, Any] = {"model": step.model}
@@ -58,10 +59,12 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
         body["messages"] = call.messages
     elif step.task is Task.COMPLETION:
         body["prompt"] = call.prompt
+    elif step.task is Task.RERANK:
+        body |= {"query": call.query, "documents": call.texts}
     else:
         body["input"] = list(call.texts) if call.is_list else call.texts[0]
     forward = step.forward if step.forward is not None else FORWARDED if call.is_answer else ()
-    names = (*forward, *_OF_SESSIONS) if step.task.generates else forward
+    names = (*forward, *_OF_ALL) if step.task.generates else forward
     body |= {name: client[name] for name in names if client.get(name) is not None}
     if step.schema is not None:
         schema = {"name": "answer", "schema": step.schema, "strict": True}
@@ -74,7 +77,7 @@ def request_of(call: Call, client: Mapping[str, Any], *, is_stream: bool, header
     return _request(step, headers, msgspec.json.encode(body), b"application/json")
 
 
-def _request(step: Model, headers: dict[bytes, bytes], data: bytes, content_type: bytes) -> Request:
+def _request(step: ModelStep, headers: dict[bytes, bytes], data: bytes, content_type: bytes) -> Request:
     typed = {b"content-type": content_type, b"content-length": b"%d" % len(data)}
     return Request(b"POST", PATHS[step.task], headers | typed, data)
 
@@ -187,7 +190,7 @@ class ModelCall:
             wait = self._headers.get(b"retry-after", b"")
             retry_after_s = float(wait) if wait.isdigit() and len(wait) < 7 else None
             error = _error_of(_decoded(body), self._status, retry_after_s)
-            is_of_tenant = isinstance(error, RateLimited | BudgetExhausted)
+            is_of_tenant = isinstance(error, BudgetExhausted)  # its rate limits are those of the whole
             may_retry = self._status in _TRY_AGAIN and not is_of_tenant
             self._fail(Failure(error, may_retry=may_retry, may_fall_back=not is_of_tenant))
             return
@@ -199,8 +202,8 @@ class ModelCall:
         self._finish(_read_document(self, document))
 
     @property
-    def model(self) -> Model:
-        assert isinstance(self.call.step, Model)
+    def model(self) -> ModelStep:
+        assert isinstance(self.call.step, ModelStep)
         return self.call.step
 
     def _read_chat(self, document: dict[str, Any]) -> Any:
@@ -220,6 +223,11 @@ class ModelCall:
     def _read_labels(self, document: dict[str, Any]) -> Any:
         found = [_label_of(one) for one in sorted(document["data"], key=lambda one: one["index"])]
         return self._one_or_all(found)
+
+    def _read_ranking(self, document: dict[str, Any]) -> Any:
+        """Best first; as few as were asked for."""
+        ranked = [(one["index"], one["relevance_score"]) for one in document["results"]]
+        return [{"index": index, "score": score, "text": self.call.texts[index]} for index, score in ranked]
 
     def _one_or_all(self, found: list[Any]) -> Any:
         if len(found) != len(self.call.texts):
@@ -256,6 +264,7 @@ _SHAPES: dict[Task, Callable[[ModelCall, dict[str, Any]], Any]] = {
     Task.COMPLETION: ModelCall._read_completion,
     Task.EMBEDDINGS: ModelCall._read_vectors,
     Task.CLASSIFICATION: ModelCall._read_labels,
+    Task.RERANK: ModelCall._read_ranking,
 }
 
 
@@ -306,10 +315,10 @@ class EventReader:
         self.is_done = False
 
     def read(self, data: bytes) -> list[dict[str, Any]]:
-        """The documents that are complete. Raises EngineFailed for an event without an end."""
+        """The documents that are complete. Raises StepFailed for an event without an end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MAX_EVENT_BYTES:
-            raise EngineFailed("an event of the answer has no end")
+            raise StepFailed(f"an event of its answer is larger than {_MAX_EVENT_BYTES >> 20} MiB", reason="too_large")
         found = []
         for line in lines:
             if not line.startswith(b"data:"):

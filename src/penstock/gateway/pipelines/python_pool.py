@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from penstock.core.errors import EngineUnavailable, Overloaded, PenstockError, StepFailed
-from penstock.gateway.pipelines.graph import Python
+from penstock.gateway.pipelines.graph import PythonStep
 from penstock.gateway.pipelines.python_process import MAX_FRAME_BYTES
 from penstock.http import clock as clocks
 from penstock.http.clock import Timer, TimerClock
@@ -84,9 +84,9 @@ class PythonJob:
 class PythonPool:
     def __init__(
         self,
-        step: Python,
+        step: PythonStep,
         clock: TimerClock,
-        start: Callable[[Python], Awaitable[Started]] | None = None,
+        start: Callable[[PythonStep], Awaitable[Started]] | None = None,
     ) -> None:
         """`start`: of a process; None: a real one."""
         self.step = step
@@ -97,7 +97,7 @@ class PythonPool:
         self._running: set[PythonJob] = set()
         self._news = asyncio.Event()
         self._is_closed = self._is_retired = False
-        self._start_error = ""  # of the last process that did not start
+        self._cannot_start = False  # the last process could not
         self._processes: set[ProcessLike] = set()
         loop = asyncio.get_running_loop()
         self._tasks = {loop.create_task(self._work(number)) for number in range(step.limits.processes)}
@@ -115,8 +115,8 @@ class PythonPool:
         Overloaded where too many wait, and StepFailed where no process starts."""
         if self._is_closed:
             raise EngineUnavailable("the gateway is stopping", retry_after_s=_RETRY_AFTER_S)
-        if self._start_error:
-            raise StepFailed(self._start_error, reason="start")
+        if self._cannot_start:
+            raise _not_loaded()
         if len(self._waiting) >= self.step.limits.queue + self._num_free:
             raise Overloaded(
                 f"{len(self._waiting)} calls wait for its processes already",
@@ -198,7 +198,7 @@ class PythonPool:
             if not told.get("ready"):
                 self._did_not_start(told)
                 return False
-            self._start_error = ""
+            self._cannot_start = False
             while await self._next(process, reader, writer):
                 pass
             return True
@@ -215,10 +215,10 @@ class PythonPool:
         name, entry = self.step.name, self.step.entry
         problem = str(told.get("error") or "its process died before it was loaded")
         log.error("step '%s': %s cannot be loaded: %s", name, entry.file, problem)
-        self._start_error = f"its file cannot be loaded: {problem}"
+        self._cannot_start = True
         waiting, self._waiting = self._waiting, deque()
         for job in waiting:
-            job.end(None, StepFailed(self._start_error, reason="start"))
+            job.end(None, _not_loaded())
 
     async def _next(self, process: ProcessLike, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One call. Returns whether the process can take another."""
@@ -261,7 +261,12 @@ class PythonPool:
         return None
 
 
-async def start_process(step: Python) -> Started:
+def _not_loaded() -> StepFailed:
+    """Why is in the gateway's log, and not for clients."""
+    return StepFailed("its file cannot be loaded", reason="start")
+
+
+async def start_process(step: PythonStep) -> Started:
     ours, theirs = socket.socketpair()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -286,7 +291,7 @@ async def start_process(step: Python) -> Started:
     return Started(process, ours)
 
 
-def environment_of(step: Python) -> dict[str, str]:
+def environment_of(step: PythonStep) -> dict[str, str]:
     """No key of the gateway's is in it, unless the step names it."""
     names = (*_PASSED_ON, *step.limits.env)
     found = {name: os.environ[name] for name in names if name in os.environ}

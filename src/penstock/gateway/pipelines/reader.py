@@ -21,26 +21,26 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from penstock.core.config import build, nearest
+from penstock.core.config import build, suggestion
 from penstock.core.errors import ConfigError
 from penstock.gateway.pipelines import types
+from penstock.gateway.pipelines.edges import Edge
 from penstock.gateway.pipelines.graph import (
     RESERVED,
-    Block,
-    Branch,
-    Constant,
-    Edge,
+    BlockStep,
+    BranchStep,
     EntryPoint,
-    FillIn,
-    Map,
-    Model,
-    Parallel,
+    MapStep,
+    ModelStep,
+    ParallelStep,
     Policy,
-    Python,
     PythonLimits,
+    PythonStep,
     Step,
     Task,
+    TemplateStep,
     TensorInput,
+    ValueStep,
 )
 from penstock.gateway.pipelines.template import Template, parse
 from penstock.gateway.pipelines.types import Type, read_value, type_of_schema
@@ -88,11 +88,13 @@ class _TensorSpec:
 @dataclass(frozen=True)
 class _ModelSpec(_Common):
     model: Annotated[str, Meta(min_length=1, max_length=256)] = ""
-    task: Literal["chat", "completion", "embeddings", "classification", "tensors"] = "chat"
+    task: Literal["chat", "completion", "embeddings", "classification", "rerank", "tensors"] = "chat"
     system: str | None = None
     prompt: str | None = None
     messages: str | None = None
     text: str | None = None
+    query: str | None = None
+    documents: str | None = None
     choice: Annotated[list[str], Meta(max_length=1000)] = field(default_factory=list)
     schema: dict[str, Any] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -157,11 +159,23 @@ _SPECS: dict[str, type[_Common]] = {
     "map": _MapSpec,
     "steps": _BlockSpec,
 }
+# Keys of a model step that are for some tasks only: those that each takes, and those of which it needs one.
+_KEYS: dict[Task, tuple[frozenset[str], tuple[str, ...]]] = {
+    Task.CHAT: (frozenset(("system", "prompt", "messages", "choice", "schema", "forward")), ("messages", "prompt")),
+    Task.COMPLETION: (frozenset(("prompt", "choice", "schema", "forward")), ("prompt",)),
+    Task.EMBEDDINGS: (frozenset(("text", "forward")), ("text",)),
+    Task.CLASSIFICATION: (frozenset(("text", "forward")), ("text",)),
+    Task.RERANK: (frozenset(("query", "documents", "forward")), ("query",)),
+    Task.TENSORS: (frozenset(("inputs", "tensor")), ("inputs",)),
+}
+_TASK_KEYS = sorted(frozenset.union(*(takes for takes, _ in _KEYS.values())))
 # What only the gateway sets in a request of a step.
-_OWN_FIELDS = frozenset(("model", "messages", "prompt", "input", "stream", "stream_options", "n", "best_of"))
+_OWN_FIELDS = frozenset(
+    ("model", "messages", "prompt", "input", "query", "documents", "stream", "stream_options", "n", "best_of")
+)
 
 
-def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineFile, Block]:
+def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineFile, BlockStep]:
     """`directory`: of the file, where those of Python steps are looked for. Raises ConfigError."""
     file = build(PipelineFile, values)
     policy = Policy(timeout_s=file.timeout_s)
@@ -170,7 +184,7 @@ def read_pipeline(values: Mapping[str, Any], directory: Path) -> tuple[PipelineF
 
 
 @contextmanager
-def of_step(name: str, where: str) -> Iterator[None]:
+def naming_step(name: str, where: str) -> Iterator[None]:
     """Has an error from inside name the step, and the setting that it is about."""
     try:
         yield
@@ -189,7 +203,7 @@ class _Reader:
         self._num_steps = 0
 
     def step(self, name: str, values: object, where: str, depth: int) -> Step:
-        with of_step(name, where):
+        with naming_step(name, where):
             if not isinstance(values, Mapping):
                 raise ConfigError("a step is a mapping: model, template, python, branch, parallel, map, steps or value")
             if depth > _MAX_DEPTH:
@@ -221,7 +235,7 @@ class _Reader:
         where: str,
         result_key: str = "result",
         depth: int = 0,
-    ) -> Block:
+    ) -> BlockStep:
         prefix = f"{where}." if where else ""
         if not 1 <= len(steps) <= _MAX_INNER:
             raise ConfigError(f"there are 1 to {_MAX_INNER} steps, not {len(steps)}", param=f"{prefix}steps")
@@ -230,10 +244,10 @@ class _Reader:
         inner = self._inner(name, steps, f"{prefix}steps", depth)
         chosen = result if result is not None else next(reversed(inner))
         if chosen not in inner:
-            hint = nearest(chosen, inner)
-            suggestion = f"; did you mean '{hint}'?" if hint else ""
-            raise ConfigError(f"{result_key}: there is no step '{chosen}'{suggestion}", param=f"{prefix}{result_key}")
-        return Block(name, policy, output, where, tuple(inner.values()), tuple(inner), chosen)
+            raise ConfigError(
+                f"{result_key}: there is no step '{chosen}'{suggestion(chosen, inner)}", param=f"{prefix}{result_key}"
+            )
+        return BlockStep(name, policy, output, where, tuple(inner.values()), tuple(inner), chosen)
 
     def _inner(self, name: str, steps: Mapping[str, Any], where: str, depth: int) -> dict[str, Step]:
         prefix = f"{name}." if name else ""
@@ -244,24 +258,16 @@ class _Reader:
 
     def _model(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec, depth: int) -> Step:
         task = Task(spec.task)
-        has_text, has_prompt = spec.text is not None, spec.prompt is not None
-        if task.generates and has_text:
-            raise ConfigError(f"'text' is for embeddings and classification; a {task} has a prompt", param="text")
-        if task is Task.CHAT and not has_prompt and spec.messages is None:
-            raise ConfigError("a chat needs messages, a prompt, or both", param="model")
-        if task is Task.COMPLETION and not has_prompt:
-            raise ConfigError("a completion needs a prompt", param="model")
+        takes, needs = _KEYS[task]
+        for key in _TASK_KEYS:
+            if getattr(spec, key) not in (None, [], {}) and key not in takes:
+                raise ConfigError(f"'{key}' is not for {task}", param=key)
+        if not any(getattr(spec, key) not in (None, {}) for key in needs):
+            raise ConfigError(f"{task} needs {' or '.join(needs)}", param="model")
+        if task is Task.RERANK and spec.documents is None:
+            raise ConfigError(f"{task} needs documents: a list of texts", param="model")
         if task is Task.TENSORS:
             return self._tensors(name, policy, output, where, spec)
-        if spec.inputs or spec.tensor is not None:
-            raise ConfigError(f"'inputs' and 'tensor' are for task: tensors, not for {task}", param="model")
-        if not task.generates and not has_text:
-            raise ConfigError(f"{task} needs a text", param="model")
-        of_chats = {"system": spec.system, "messages": spec.messages}
-        of_texts = of_chats if task is Task.COMPLETION else of_chats | {"prompt": spec.prompt} if has_text else {}
-        for key, value in (of_texts | ({"choice": spec.choice, "schema": spec.schema} if has_text else {})).items():
-            if value:
-                raise ConfigError(f"'{key}' is not for {task}", param=key)
         if spec.choice and spec.schema is not None:
             raise ConfigError("an answer is one of a choice, or by a schema, not both", param="choice")
         if spec.schema is not None:
@@ -271,7 +277,7 @@ class _Reader:
             raise ConfigError(f"'{key}' is set by the step itself, not by its parameters", param=f"parameters.{key}")
         for key in set(spec.forward or ()) & _OWN_FIELDS:
             raise ConfigError(f"'{key}' is set by the step itself, not by the client", param="forward")
-        return Model(
+        return ModelStep(
             name,
             policy,
             output,
@@ -281,7 +287,8 @@ class _Reader:
             _template(spec.system, "system"),
             _template(spec.prompt, "prompt"),
             _edge(spec.messages, "messages"),
-            _edge(spec.text, "text"),
+            _edge(spec.text, "text") or _edge(spec.documents, "documents"),
+            _edge(spec.query, "query"),
             tuple(spec.choice),
             spec.schema,
             spec.parameters,
@@ -289,12 +296,8 @@ class _Reader:
         )
 
     def _tensors(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ModelSpec) -> Step:
-        if not 1 <= len(spec.inputs) <= _MAX_INNER:
+        if len(spec.inputs) > _MAX_INNER:
             raise ConfigError(f"a model of tensors has 1 to {_MAX_INNER} inputs", param="inputs")
-        others = ("system", "prompt", "messages", "text", "choice", "schema", "forward")
-        for key in others:
-            if getattr(spec, key) not in (None, []):
-                raise ConfigError(f"'{key}' is not for {Task.TENSORS}", param=key)
         if isinstance(output, types.Labels) and not output.names:
             raise ConfigError("a tensor has no names for labels: output is {labels: [a, b]}", param="output")
         if spec.tensor is None and output is not None and not isinstance(output, types.Json):
@@ -304,7 +307,7 @@ class _Reader:
             edge = _edge(said.value, f"inputs.{one}.value")
             assert edge is not None
             inputs[one] = TensorInput(edge, said.datatype, tuple(said.shape))
-        return Model(
+        return ModelStep(
             name,
             policy,
             output,
@@ -321,14 +324,14 @@ class _Reader:
     ) -> Step:
         found = _template(spec.template, "template")
         assert found is not None
-        return FillIn(name, policy, output, where, found)
+        return TemplateStep(name, policy, output, where, found)
 
     def _value(self, name: str, policy: Policy, output: Type | None, where: str, spec: _ValueSpec, depth: int) -> Step:
         kind = output or (types.TEXT if isinstance(spec.value, str) else types.ANY_JSON)
         value, problem = read_value(spec.value, kind)
         if problem is not None:
             raise ConfigError(f"the value is no {kind}: {problem}", param="value")
-        return Constant(name, policy, kind, where, value)
+        return ValueStep(name, policy, kind, where, value)
 
     def _python(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _PythonSpec, depth: int
@@ -346,7 +349,7 @@ class _Reader:
         edges = {argument: edge for argument, edge in inputs.items() if edge is not None}
         if policy.timeout_s is None:
             policy = replace(policy, timeout_s=PYTHON_TIMEOUT_S)
-        return Python(name, policy, output, where, EntryPoint(path.absolute(), function), edges, limits)
+        return PythonStep(name, policy, output, where, EntryPoint(path.absolute(), function), edges, limits)
 
     def _branch(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _BranchSpec, depth: int
@@ -362,7 +365,7 @@ class _Reader:
             default = self.step(f"{name}.default", spec.default, f"{where}.default", depth + 1)
         on = _edge(spec.branch, "branch")
         assert on is not None
-        return Branch(name, policy, output, where, on, cases, default)
+        return BranchStep(name, policy, output, where, on, cases, default)
 
     def _parallel(
         self, name: str, policy: Policy, output: Type | None, where: str, spec: _ParallelSpec, depth: int
@@ -371,7 +374,7 @@ class _Reader:
             raise ConfigError(f"parallel has 1 to {_MAX_INNER} steps", param="parallel")
         for one in spec.parallel:
             _check_name(one, f"{where}.parallel.{one}")
-        return Parallel(name, policy, output, where, self._inner(name, spec.parallel, f"{where}.parallel", depth))
+        return ParallelStep(name, policy, output, where, self._inner(name, spec.parallel, f"{where}.parallel", depth))
 
     def _map(self, name: str, policy: Policy, output: Type | None, where: str, spec: _MapSpec, depth: int) -> Step:
         if not spec.step:
@@ -379,16 +382,15 @@ class _Reader:
         over = _edge(spec.map, "map")
         assert over is not None
         step = self.step(f"{name}.step", spec.step, f"{where}.step", depth + 1)
-        return Map(name, policy, output, where, over, step, spec.at_once, spec.max_items)
+        return MapStep(name, policy, output, where, over, step, spec.at_once, spec.max_items)
 
 
 def _wrong_kind(kinds: list[str], values: Mapping[str, Any]) -> str:
     if kinds:
         return f"a step is one thing, not {' and '.join(kinds)}"
     known = {one.name for spec in _SPECS.values() for one in fields(spec)}
-    hints = [hint for key in values if key not in known and (hint := nearest(str(key), _SPECS)) is not None]
-    suggestion = f"; did you mean '{hints[0]}'?" if hints else ""
-    return f"it says nothing of what to run: one of {', '.join(_SPECS)}{suggestion}"
+    hints = [hint for key in values if key not in known and (hint := suggestion(str(key), _SPECS))]
+    return f"it says nothing of what to run: one of {', '.join(_SPECS)}{hints[0] if hints else ''}"
 
 
 def _check_name(name: object, where: str) -> None:
@@ -439,9 +441,7 @@ def read_type(said: object) -> Type:
     if isinstance(said, str):
         if said in _PLAIN_TYPES:
             return _PLAIN_TYPES[said]
-        hint = nearest(said, (*_PLAIN_TYPES, "list"))
-        suggestion = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"'{said[:40]}' is no type{suggestion}", param="output")
+        raise ConfigError(f"'{said[:40]}' is no type{suggestion(said, (*_PLAIN_TYPES, 'list'))}", param="output")
     if isinstance(said, Mapping) and len(said) == 1:
         ((kind, of),) = said.items()
         reader = _TYPE_READERS.get(kind)
@@ -484,9 +484,9 @@ def check_function(path: Path, function: str, arguments: tuple[str, ...]) -> Non
     named = [one for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = next((one for one in named if one.name == function), None)
     if found is None:
-        hint = nearest(function, [one.name for one in named])
-        suggestion = f"; did you mean '{hint}'?" if hint else ""
-        raise ConfigError(f"{path.name} has no function '{function}'{suggestion}")
+        raise ConfigError(
+            f"{path.name} has no function '{function}'{suggestion(function, [one.name for one in named])}"
+        )
     if isinstance(found, ast.AsyncFunctionDef):
         raise ConfigError(f"'{function}' is async: a step's process calls one plain function at a time")
     own = found.args
@@ -497,8 +497,6 @@ def check_function(path: Path, function: str, arguments: tuple[str, ...]) -> Non
         raise ConfigError(f"'{function}' has arguments without names, and inputs have names")
     for one in arguments:
         if one not in known and own.kwarg is None:
-            hint = nearest(one, known)
-            suggestion = f"; did you mean '{hint}'?" if hint else ""
-            raise ConfigError(f"'{function}' has no argument '{one}'{suggestion}")
+            raise ConfigError(f"'{function}' has no argument '{one}'{suggestion(one, known)}")
     if missing := [one for one in known if one not in arguments and one not in optional]:
         raise ConfigError(f"'{function}' needs an input '{missing[0]}'")

@@ -20,17 +20,18 @@ from penstock.api.openai.responses import Usage as WireUsage
 from penstock.api.sse import error_event
 from penstock.core.errors import PenstockError
 from penstock.gateway.pipelines import machine as on
-from penstock.gateway.pipelines.answer import PipelineAnswer
+from penstock.gateway.pipelines.answer import PipelineAnswer, StepUse
 from penstock.gateway.pipelines.calls import Call
-from penstock.gateway.pipelines.graph import Model, Pipeline, Python
+from penstock.gateway.pipelines.graph import ModelStep, Pipeline, PythonStep
 from penstock.gateway.pipelines.input import PipelineInput
-from penstock.gateway.pipelines.machine import Action, Actions, Failure, Machine, Record
+from penstock.gateway.pipelines.machine import Action, Actions, AttemptRecord, Failure, Machine
 from penstock.gateway.pipelines.model_call import ModelCall, StepExchange, headers_of, request_of
 from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.answer_headers import id_header
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.routed_request import Arrival
 from penstock.gateway.records.facts import Ending, RequestFacts, ending_of
+from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.records.trace import PassedOn, StepVisit, Trace
 from penstock.http.clock import Timer, TimerClock
 from penstock.http.exchange import Exchange
@@ -46,6 +47,7 @@ class StepCost(NamedTuple):
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     cost_nanos: int = 0
 
 
@@ -71,14 +73,14 @@ class StepGate(Protocol):
     def call(
         self,
         pipeline: Pipeline,
-        step: Python,
+        step: PythonStep,
         arguments: Mapping[str, Any],
         done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
         """Calls a step's function. `done` is told its result once, unless it is cancelled. Raises Overloaded."""
 
     def new_id(self) -> str: ...
-    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None: ...
+    def ended(self, run: PipelineRun, facts: RequestFacts) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class RunBill:
         self.costs[request_id] = StepCost(
             before.input_tokens + usage.input_tokens,
             before.output_tokens + usage.output_tokens,
+            before.cached_tokens + usage.cached_tokens,
             before.cost_nanos + usage.cost_nanos,
         )
         self._ledger.record(replace(usage, requests=0))
@@ -160,7 +163,7 @@ class PipelineRun:
         self._answering: ModelCall | None = None  # the call whose answer is the client's
         self._request_ids: dict[int, str] = {}  # of model calls, by attempt
         self._span_ids: dict[int, str] = {}  # by attempt
-        self._usage = (0, 0, 0)  # input, output and cached tokens, as answers said
+        self._used: dict[int, TokenUsage] = {}  # by attempt, as answers said
         self._timers: dict[int, Timer] = {}
         self._actions: deque[Action] = deque()  # that are still to be done
         self._is_acting = False
@@ -234,12 +237,7 @@ class PipelineRun:
         client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data)
 
     def _add_usage(self, call: ModelCall) -> None:
-        used, (input_tokens, output_tokens, cached_tokens) = call.usage, self._usage
-        self._usage = (
-            input_tokens + used.input_tokens,
-            output_tokens + used.output_tokens,
-            cached_tokens + used.cached_tokens,
-        )
+        self._used[call.attempt] = call.usage
 
     # -- what the machine says
 
@@ -257,7 +255,7 @@ class PipelineRun:
             self._is_acting = False
 
     def _start(self, action: on.Start) -> None:
-        if isinstance(action.call.step, Python):
+        if isinstance(action.call.step, PythonStep):
             self._start_python(action.attempt, action.call, action.call.step)
         else:
             self._start_model(action.attempt, action.call)
@@ -269,13 +267,15 @@ class PipelineRun:
             headers |= by_name(trace.root.child(self._span_id(attempt)).headers())
         elif trace is not None:
             headers |= by_name(trace.sent("", self._now()))
-        is_stream = call.is_answer and self._asked.is_stream
+        # A stream that is given up is charged by what was made of it, a whole answer by all that it might have become.
+        generates = isinstance(call.step, ModelStep) and call.step.task.generates
+        is_stream = generates and (self._asked.is_stream or not call.is_answer)
         request = request_of(call, self._asked.fields, is_stream=is_stream, headers=headers)
         request_id = self._request_ids[attempt] = gate.new_id()
         made = self._calls[attempt] = ModelCall(attempt, call, self)
         gate.ask(made.begin(request, self._client.peer), request_id, self._caller, self.bill)
 
-    def _start_python(self, attempt: int, call: Call, step: Python) -> None:
+    def _start_python(self, attempt: int, call: Call, step: PythonStep) -> None:
         def done(value: Any, error: PenstockError | None) -> None:
             job, now, machine = self._calls.pop(attempt, None), self._now(), self.machine
             if error is not None:
@@ -295,33 +295,59 @@ class PipelineRun:
         if call is not None:
             call.cancel()
 
-    def _wake(self, action: on.Wake) -> None:
+    def _set_timer(self, action: on.SetTimer) -> None:
         def due() -> None:
             self._timers.pop(action.timer, None)
-            self._run(self.machine.woke(action.timer, self._now()))
+            self._run(self.machine.timer_fired(action.timer, self._now()))
 
         self._timers[action.timer] = self._services.clock.call_later(action.after_s, due)
 
-    def _unwake(self, action: on.Unwake) -> None:
+    def _cancel_timer(self, action: on.CancelTimer) -> None:
         if (timer := self._timers.pop(action.timer, None)) is not None:
             timer.cancel()
 
     def _end(self, action: on.Answer) -> None:
-        client, answer, usage = self._client, self._answer, WireUsage.of(*self._usage)
+        client, answer, usage = self._client, self._answer, self._usage()
+        steps = self._steps_used() if self._asked.has_steps else None
         client.watcher = None
         call = self._answering
         if call is not None and call.attempt != self.machine.answered_by:
             call = None  # another step has stood in for it
         if not self._asked.is_stream:
-            body = answer.whole(action.value, call, usage)
+            body = answer.whole(action.value, call, usage, steps)
             client.respond(200, JSON + id_header(self.arrival.id), body)
         elif client.is_started:
-            client.write(answer.end(call, usage), is_last=True)
+            client.write(answer.end(call, usage, steps), is_last=True)
         else:
             self._first_at = self._now()
-            data = answer.value(action.value) + answer.end(None, usage)
+            data = answer.value(action.value) + answer.end(None, usage, steps)
             client.start(200, EVENT_STREAM + id_header(self.arrival.id), data=data, is_last=True)
         self._settle(Ending.OK, "")
+
+    def _usage(self) -> WireUsage:
+        return _wire_usage(*map(self._used_by, self._request_ids))
+
+    def _used_by(self, attempt: int) -> StepCost | TokenUsage:
+        """As it was charged; of what has just been answered, as the answer says."""
+        charged = self.bill.costs.get(self._request_ids[attempt])
+        return charged if charged is not None else self._used.get(attempt, NO_COST)
+
+    def _steps_used(self) -> list[StepUse]:
+        """Attempts in the order in which they began."""
+        return [
+            StepUse(
+                one.step.name,
+                one.step.kind,
+                one.outcome,
+                round(one.ended - one.began, 6),
+                one.number,
+                _wire_usage(self._used_by(one.attempt)) if one.attempt in self._request_ids else None,
+            )
+            for one in sorted(self._records(), key=lambda one: one.attempt)
+        ]
+
+    def _records(self) -> list[AttemptRecord]:
+        return [record for record in self.machine.records if record.step is not self.pipeline.root]
 
     def _fail(self, action: on.Fail) -> None:
         self._refuse(action.error)
@@ -353,10 +379,7 @@ class PipelineRun:
             whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
-        records = [record for record in self.machine.records if record.step is not self.pipeline.root]
-        steps = [self._visit(record, costs.get(record.attempt, NO_COST)) for record in records]
-        if isinstance(self._trace, Trace):
-            self._trace.steps = steps
+        steps = tuple(self._visit(record, costs.get(record.attempt, NO_COST)) for record in self._records())
         first_at = self._first_at if self._asked.is_stream else None
         facts = RequestFacts(
             arrival.id,
@@ -368,17 +391,18 @@ class PipelineRun:
             self.pipeline.name,
             input_tokens=sum(one.input_tokens for one in costs.values()),
             output_tokens=sum(one.output_tokens for one in costs.values()),
+            cached_tokens=sum(one.cached_tokens for one in costs.values()),
             ttft_s=first_at - self._began if first_at is not None else None,
             total_s=now - self._began,
             route=self.pipeline.name,
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
-            num_steps=len(steps),
+            steps=steps,
         )
-        services.gate.ended(self, facts, steps)
+        services.gate.ended(self, facts)
 
-    def _visit(self, record: Record, cost: StepCost) -> StepVisit:
+    def _visit(self, record: AttemptRecord, cost: StepCost) -> StepVisit:
         step, has_spans = record.step, isinstance(self._trace, Trace)
         is_inside = record.parent != self.machine.root_attempt
         return StepVisit(
@@ -390,12 +414,13 @@ class PipelineRun:
             record.ended,
             record.outcome,
             record.reason,
-            step.model if isinstance(step, Model) else "",
+            step.model if isinstance(step, ModelStep) else "",
             record.number,
             record.is_fallback,
             cost.input_tokens,
             cost.output_tokens,
             cost.cost_nanos / NANOS,
+            self._request_ids.get(record.attempt, ""),
         )
 
     def _span_id(self, attempt: int) -> str:
@@ -409,11 +434,20 @@ class PipelineRun:
         return self._services.clock.now()
 
 
+def _wire_usage(*used: StepCost | TokenUsage) -> WireUsage:
+    """All of them together."""
+    return WireUsage.of(
+        sum(one.input_tokens for one in used),
+        sum(one.output_tokens for one in used),
+        sum(one.cached_tokens for one in used),
+    )
+
+
 _RUN: dict[type[Action], Callable[[PipelineRun, Any], None]] = {
     on.Start: PipelineRun._start,
     on.Stop: PipelineRun._stop,
-    on.Wake: PipelineRun._wake,
-    on.Unwake: PipelineRun._unwake,
+    on.SetTimer: PipelineRun._set_timer,
+    on.CancelTimer: PipelineRun._cancel_timer,
     on.Answer: PipelineRun._end,
     on.Fail: PipelineRun._fail,
 }

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import ConfigError, EngineUnavailable, ModelNotFound, PenstockError
 from penstock.gateway.pipelines.checker import check_models
-from penstock.gateway.pipelines.graph import Pipeline, Python
+from penstock.gateway.pipelines.graph import Pipeline, PythonStep
 from penstock.gateway.pipelines.input import read_input
 from penstock.gateway.pipelines.model_call import StepExchange
 from penstock.gateway.pipelines.python_pool import PythonPool
@@ -25,7 +25,6 @@ from penstock.gateway.proxy import refusals
 from penstock.gateway.proxy.request_view import SURFACES
 from penstock.gateway.proxy.routed_request import Arrival
 from penstock.gateway.records.facts import RequestFacts
-from penstock.gateway.records.trace import StepVisit
 from penstock.observe import gateway_catalog as catalog
 from penstock.observe.catalog import Metric
 from penstock.observe.registry import Labels
@@ -46,7 +45,7 @@ class _StepPool(NamedTuple):
     pool: PythonPool
 
 
-def _version_of(step: Python) -> object:
+def _version_of(step: PythonStep) -> object:
     """Changes with the operator's file, and with all that is said of the step."""
     with contextlib.suppress(OSError):
         found = step.entry.file.stat()
@@ -89,9 +88,12 @@ class PipelineService:
         self._services = RunServices(gateway.clock, gateway.services.limiter, gateway.services.ledger, self)
         self.use(list(self._pipelines.values()))
 
-    def use(self, pipelines: Iterable[Pipeline]) -> None:
-        """Takes pipelines for requests that come; runs that go on end as they began."""
+    def use(self, pipelines: Iterable[Pipeline]) -> bool:
+        """Takes pipelines for requests that come; runs that go on end as they began. Returns whether any of their files
+        has changed, those of Python steps among them."""
+        files = [pipeline.file.values for pipeline in self._pipelines.values()]
         self._pipelines = {pipeline.name: pipeline for pipeline in pipelines}
+        has_changed = files != [pipeline.file.values for pipeline in self._pipelines.values()]
         before, self._pools = self._pools, {}
         for pipeline in self._pipelines.values():
             for step in pipeline.python_steps:
@@ -101,9 +103,11 @@ class PipelineService:
                     del before[place]
                     self._pools[place] = known
                 else:
+                    has_changed = True
                     self._pools[place] = _StepPool(version, PythonPool(step, self._services.clock))
         for one in before.values():
             one.pool.retire()
+        return has_changed
 
     def close(self) -> None:
         for one in self._pools.values():
@@ -113,8 +117,15 @@ class PipelineService:
     def num_open(self) -> int:
         return len(self._open)
 
-    def pipelines(self) -> list[Pipeline]:
-        return list(self._pipelines.values())
+    def description(self, name: str) -> str | None:
+        """As its file has it; None: there is none, or no such pipeline."""
+        found = self._pipelines.get(name)
+        return found.description or None if found is not None else None
+
+    def models(self, name: str) -> list[str]:
+        """Those that the steps of a pipeline ask, in their order."""
+        found = self._pipelines.get(name)
+        return list(found.models) if found is not None else []
 
     def counts(self) -> dict[Metric, dict[Labels, float]]:
         """What can be seen without counting."""
@@ -176,7 +187,7 @@ class PipelineService:
     def call(
         self,
         pipeline: Pipeline,
-        step: Python,
+        step: PythonStep,
         arguments: Mapping[str, Any],
         done: Callable[[Any, PenstockError | None], None],
     ) -> PythonCall:
@@ -186,9 +197,9 @@ class PipelineService:
             raise EngineUnavailable("its processes are gone: the pipeline has changed", retry_after_s=1.0)
         return found.pool.call(arguments, step.policy.timeout_s or PYTHON_TIMEOUT_S, done)
 
-    def ended(self, run: PipelineRun, facts: RequestFacts, steps: list[StepVisit]) -> None:
+    def ended(self, run: PipelineRun, facts: RequestFacts) -> None:
         assert self._gateway is not None
         self._open.discard(run)
         if run.machine.answered_by or run.machine.records:
             self._used.setdefault(run.pipeline.name, DecayingMean()).add(run.bill.tokens)
-        self._gateway.recorder.pipeline_ended(facts, steps)
+        self._gateway.recorder.pipeline_ended(facts)

@@ -16,23 +16,19 @@ from jinja2 import Template as Compiled
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.core.errors import ConfigError, StepFailed
+from penstock.gateway.pipelines.edges import Edge
 from penstock.gateway.pipelines.types import Label, as_text
 
 MAX_CHARS = 4 << 20  # of a text that is made
 
 
-class TemplateEdge(msgspec.Struct, frozen=True):
-    """A path in a template, as far as it can be told without running it."""
+@dataclass(frozen=True)
+class TemplateEdge:
+    """An edge in a template, as far as it can be told without running it."""
 
-    name: str
-    path: tuple[str | int, ...]
+    edge: Edge
     line: int  # in the template
-    loops: tuple[
-        tuple[str, tuple[str, tuple[str | int, ...]]], ...
-    ] = ()  # names that stand for elements of other paths
-
-    def __str__(self) -> str:
-        return self.name + "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
+    loops: tuple[tuple[str, Edge], ...] = ()  # names that stand for elements of what these lead to
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,7 @@ def parse(source: str) -> Template:
     return Template(source, frozenset(_edges(tree, {})))
 
 
-_Path = tuple[str, tuple[str | int, ...]]
-
-
-def _edges(node: nodes.Node, loops: dict[str, _Path | None]) -> Iterator[TemplateEdge]:
+def _edges(node: nodes.Node, loops: dict[str, Edge | None]) -> Iterator[TemplateEdge]:
     """Paths below `node` that begin outside the template. `loops`: names that it binds itself, with the list whose
     elements they are, where that is a path."""
     if isinstance(node, nodes.For):
@@ -107,7 +100,7 @@ def _edges(node: nodes.Node, loops: dict[str, _Path | None]) -> Iterator[Templat
         names += [node.target.name] if isinstance(node.target, nodes.Name) else []
         over = _path(node.iter)
         inner = loops | dict.fromkeys((*names, "loop"))
-        if isinstance(node.target, nodes.Name) and over is not None and inner.get(over[0], over) is not None:
+        if isinstance(node.target, nodes.Name) and over is not None and inner.get(over.name, over) is not None:
             inner[node.target.name] = over
         for one in (*node.body, *([node.test] if node.test is not None else ())):
             yield from _edges(one, inner)
@@ -130,20 +123,19 @@ def _edges(node: nodes.Node, loops: dict[str, _Path | None]) -> Iterator[Templat
         return
     found = _path(node)
     if found is not None:
-        name, path = found
-        if loops.get(name, ()) is not None and name not in _ENVIRONMENT.globals:
+        if loops.get(found.name, found) is not None and found.name not in _ENVIRONMENT.globals:
             known = tuple((key, value) for key, value in loops.items() if value is not None)
-            yield TemplateEdge(name, path, node.lineno, known)
+            yield TemplateEdge(found, node.lineno, known)
         return
     for child in node.iter_child_nodes():
         yield from _edges(child, loops)
 
 
-def _path(node: nodes.Node) -> _Path | None:
+def _path(node: nodes.Node) -> Edge | None:
     path: list[str | int] = []
     while True:
         if isinstance(node, nodes.Name):
-            return node.name, tuple(reversed(path))
+            return Edge(node.name, tuple(reversed(path)))
         if isinstance(node, nodes.Getattr):
             path.append(node.attr)
             node = node.node

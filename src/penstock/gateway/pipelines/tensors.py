@@ -11,12 +11,12 @@ import msgspec
 
 from penstock.api.oip.tensor_call import CALL_BYTES, TensorCall, pack_call
 from penstock.core.errors import StepFailed
-from penstock.gateway.pipelines.graph import Model, TensorInput
+from penstock.gateway.pipelines.graph import ModelStep, TensorInput
 from penstock.gateway.pipelines.types import Labels, Text, as_text
 
 
-def tensor_body(step: Model, values: Mapping[str, Any]) -> bytes:
-    """Raises StepFailed for a value that is no tensor."""
+def tensor_body(step: ModelStep, values: Mapping[str, Any]) -> bytes:
+    """The request. Whether the values make tensors of these datatypes is for its replica to say."""
     inputs = [_tensor(name, step.tensors[name], value) for name, value in values.items()]
     body: dict[str, Any] = {"inputs": inputs}
     if step.parameters:
@@ -26,7 +26,7 @@ def tensor_body(step: Model, values: Mapping[str, Any]) -> bytes:
     return pack_call(TensorCall(model=step.model), msgspec.json.encode(body))
 
 
-def read_tensors(step: Model, data: bytes) -> Any:
+def read_tensors(step: ModelStep, data: bytes) -> Any:
     """The plain value of the step, out of its replica's answer. Raises StepFailed."""
     end = data.find(b"\n", 0, CALL_BYTES)
     try:

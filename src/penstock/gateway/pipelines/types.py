@@ -102,6 +102,8 @@ class Record(Type):
 
 
 TEXT, VECTOR, MESSAGES, ANY_JSON, ANY_LABELS = Text(), Vector(), Messages(), Json({}), Labels()
+_RANKED = {"index": {"type": "integer"}, "score": {"type": "number"}, "text": {"type": "string"}}
+RANKING = ListOf(Json({"type": "object", "properties": _RANKED, "required": list(_RANKED)}))  # best first
 
 
 class Label(msgspec.Struct, frozen=True):
@@ -133,10 +135,20 @@ def fits(source: Type, target: Type) -> bool:
         case Json(schema):
             return not schema or schema_fits(schema_of(source), schema)
         case Record(fields):
-            has = dict(source.fields) if isinstance(source, Record) else {}
-            return isinstance(source, Record) and all(name in has and fits(has[name], kind) for name, kind in fields)
+            has = _fields_of(source)
+            return all(name in has and fits(has[name], kind) for name, kind in fields)
         case _:
             return source == target
+
+
+def _fields_of(kind: Type) -> dict[str, Type]:
+    """Those that every value has."""
+    if isinstance(kind, Record):
+        return dict(kind.fields)
+    if not isinstance(kind, Json) or kind.schema.get("type") != "object":
+        return {}
+    properties = kind.schema.get("properties", {})
+    return {name: type_of_schema(properties.get(name, {})) for name in kind.schema.get("required", ())}
 
 
 def _are_among(some: tuple[str, ...], all_: tuple[str, ...]) -> bool:

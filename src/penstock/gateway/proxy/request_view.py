@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.api.classify import CLASSIFY_PATHS
 from penstock.api.decoding import explain
 from penstock.api.errors import ANTHROPIC, OPENAI, Convention
 from penstock.api.oip.tensor_call import TENSORS_PATH, open_call, pack_call
@@ -134,6 +135,7 @@ SURFACES = {
         Surface(b"/v1/embeddings", "embeddings", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/rerank", "rerank", OPENAI, 0, b'"usage"', generates=False),
         Surface(b"/v1/score", "score", OPENAI, 0, b'"usage"', generates=False),
+        Surface(CLASSIFY_PATHS[0].encode(), "classify", OPENAI, 0, b'"usage"', generates=False),
         _unmetered(TOKENIZE_PATHS[0], "tokenize"),
         _unmetered(DETOKENIZE_PATHS[0], "detokenize"),
         _unmetered(RENDER_PATH, "chat/completions/render"),
@@ -144,7 +146,7 @@ SURFACES = {
 UNMETERED = frozenset(path for path, surface in SURFACES.items() if not surface.is_metered)
 
 # Other paths that clients know them by: replicas are asked at the first.
-for _first, *_others in (RERANK_PATHS, SCORE_PATHS, TOKENIZE_PATHS, DETOKENIZE_PATHS):
+for _first, *_others in (RERANK_PATHS, SCORE_PATHS, CLASSIFY_PATHS, TOKENIZE_PATHS, DETOKENIZE_PATHS):
     SURFACES |= {other.encode(): SURFACES[_first.encode()] for other in _others}
 
 _NO_ANSWER: dict[str, None] = dict.fromkeys(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.api.errors import http_error
 from penstock.core.errors import PenstockError
-from penstock.gateway.records.trace import PassedOn, Trace
+from penstock.gateway.records.trace import PassedOn, StepVisit, Trace
 
 
 class Ending(StrEnum):
@@ -45,7 +45,7 @@ class RequestFacts(NamedTuple):
     fingerprint: str = ""  # of a request that was put into quarantine
     is_batch: bool = False  # a row of a batch: nobody waits for it, and no objective is for it
     step_of: str = ""  # the request of a pipeline that this is a step of
-    num_steps: int = 0  # of a pipeline: attempts at its steps, whose tokens and cost are told by themselves, too
+    steps: tuple[StepVisit, ...] = ()  # of a pipeline: attempts, whose tokens and cost are told by themselves, too
 
 
 def ending_of(error: PenstockError) -> tuple[Ending, str]:

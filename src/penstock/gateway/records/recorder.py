@@ -24,7 +24,6 @@ from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.records.shadow_counts import ShadowTally
 from penstock.gateway.records.step_tally import StepTally
 from penstock.gateway.records.token_usage import TokenUsage
-from penstock.gateway.records.trace import StepVisit
 from penstock.gateway.records.tracing import Traces
 from penstock.gateway.records.version_comparison import Comparison
 from penstock.health.breaker import BreakerState
@@ -135,7 +134,7 @@ class GatewayRecorder:
         for listener in self.listeners:
             listener.ended(facts)
 
-    def pipeline_ended(self, facts: RequestFacts, steps: Iterable[StepVisit]) -> None:
+    def pipeline_ended(self, facts: RequestFacts) -> None:
         """A request for a pipeline, whose model steps were told as requests of their own: here it is counted as one,
         and its steps as such."""
         key = (facts.model, facts.surface, facts.ending, facts.reason)
@@ -145,7 +144,7 @@ class GatewayRecorder:
                 self._registry.spread(catalog.TTFT, facts.model).observe(facts.ttft_s)
             if facts.ending is Ending.OK and facts.total_s is not None:
                 self._registry.spread(catalog.REQUEST_LATENCY, facts.model).observe(facts.total_s)
-        self.steps.ended(facts.model, steps)
+        self.steps.ended(facts.model, facts.steps)
         if self._log is not None:
             self._log.append(facts)
         if facts.trace is not None:

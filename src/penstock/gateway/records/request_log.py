@@ -134,6 +134,10 @@ def _text(at: str, facts: RequestFacts) -> str:
         line += f" route={facts.route}"
     if facts.rule:
         line += f" rule={facts.rule}"
+    if facts.steps:
+        line += f" steps={len(facts.steps)}"
+    if facts.step_of:
+        line += f" step_of={facts.step_of}"
     if facts.device_s is not None:
         line += f" device_ms={_ms(facts.device_s)} kv_block_s={facts.kv_block_s:.3f}"
     if facts.cost is not None:
@@ -171,6 +175,8 @@ def _json(at: str, facts: RequestFacts) -> str:
             "device_ms": _rounded(facts.device_s),
             "kv_block_s": facts.kv_block_s,
             "cost": facts.cost,
+            **({"steps": len(facts.steps)} if facts.steps else {}),
+            **({"step_of": facts.step_of} if facts.step_of else {}),
             **({"fingerprint": facts.fingerprint} if facts.fingerprint else {}),
             "trace": trace.trace_id if trace is not None else None,
         }

@@ -39,10 +39,11 @@ class StepVisit(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    request_id: str = ""  # of the request that a model step made
 
 
 class Trace:
-    __slots__ = ("_roots", "began", "picks", "prefills", "root", "steps", "visits")
+    __slots__ = ("_roots", "began", "picks", "prefills", "root", "visits")
 
     def __init__(self, roots: Roots, root: Root, now: float) -> None:
         self._roots = roots
@@ -51,7 +52,6 @@ class Trace:
         self.picks: list[tuple[float, Choice]] = []
         self.visits: list[Visit] = []
         self.prefills: list[Visit] = []  # at servers that compute its prompt for another
-        self.steps: list[StepVisit] = []  # of a pipeline
 
     @property
     def trace_id(self) -> str:

@@ -41,7 +41,7 @@ from penstock.router.router import Choice
 # By surface; all others are chats.
 _OPERATIONS = (
     {"completions": "text_completion"}
-    | dict.fromkeys(("embeddings", "rerank", "score"), "embeddings")
+    | dict.fromkeys(("embeddings", "rerank", "score", "classify"), "embeddings")
     | dict.fromkeys(("tokenize", "detokenize", "chat/completions/render", "messages/count_tokens"), "tokenize")
 )
 _MAX_CANDIDATES = 16  # of a pick; of more, the best
@@ -135,12 +135,12 @@ def spans(traced: Traced, span_id: Callable[[], str]) -> Iterator[Span]:
 
     if facts.total_s is not None:
         sent_at = trace.visits[0].sent_at if trace.visits else trace.began + facts.total_s
-        sent_at = min((step.began for step in trace.steps), default=sent_at)
+        sent_at = min((step.began for step in facts.steps), default=sent_at)
         yield child("admission", trace.began, sent_at, {"penstock.tenant": facts.tenant})
     for moment, choice in trace.picks:
         yield child("pick", moment, moment, _of_pick(choice))
     ended_at = trace.began + (facts.total_s or 0.0)
-    for step in trace.steps:
+    for step in facts.steps:
         error = (step.reason or step.outcome) if step.outcome in ("failed", "timeout") else ""
         yield child(
             f"step {step.name}",

@@ -207,7 +207,7 @@ class GatewaySettings:
     endpoint_picker: EndpointPickerSettings = field(default_factory=EndpointPickerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     pipelines: list[str] = setting(
-        [], "files of pipelines: graphs of steps, each behind a model's name; see docs/pipelines.md"
+        [], "files of pipelines, beside this one: steps behind one model's name each; see docs/pipelines.md"
     )
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -79,11 +79,12 @@ class Configuration:
                 "has changed",
                 param=fixed[0],
             )
-        self.apply(new)
+        if self.apply(new) and "pipelines" not in changed:
+            changed.append("pipelines")
         return changed
 
-    def apply(self, settings: GatewaySettings) -> None:
-        """Raises ConfigError before anything has changed."""
+    def apply(self, settings: GatewaySettings) -> bool:
+        """Raises ConfigError before anything has changed. Returns whether a pipeline has, in its file."""
         models = settings.pools()
         pools, slos = pools_of(models), slos_of(settings.slo, models)
         pipelines = self._read_pipelines(settings.pipelines)
@@ -99,10 +100,10 @@ class Configuration:
         self._admission.configure(slos, {name: pool.hold_s for name, pool in pools.items() if pool.hold_s is not None})
         self._prices.clear()
         self._prices.update({name: pool.price for name, pool in pools.items()})
-        if self._pipelines is not None:
-            self._pipelines.use(pipelines)
+        has_changed = self._pipelines is not None and self._pipelines.use(pipelines)
         self._routes.configure(routes)
         self._members_changed()
+        return has_changed
 
     def _members_changed(self) -> None:
         pools = self._managed.union(self._membership.pools)

@@ -19,6 +19,7 @@ class GemmaLayer:
     mlp: MLP
     mlp_end: Norm
     activation: Activation
+    mlp_norm: str = "pre_feedforward_layernorm"  # what files call the norm before the MLP
     parts: None = None
 
     @classmethod

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, turned_layer
-from penstock.model.ops import Layer, Rope
+from penstock.model.ops import AttentionSpec, Layer, Rope
 from penstock.model.weights import Weights
 
 
@@ -18,14 +18,17 @@ def layer(weights: Weights, rope: Rope, index: int) -> Layer:
 
 
 def normed_attention(weights: Weights, rope: Rope, index: int) -> Attention:
+    return Attention.load(weights, normed_heads(weights, index), rope, qkv_bias=weights.config.attention_bias)
+
+
+def normed_heads(weights: Weights, index: int) -> AttentionSpec:
     config, inner = weights.config, weights.at("self_attn")
-    spec = replace(
+    return replace(
         attention_spec(weights, index),
         q_norm=inner.norm("q_norm.weight", config.head_dim),
         k_norm=inner.norm("k_norm.weight", config.head_dim),
         norm_eps=config.norm_eps,
     )
-    return Attention.load(weights, spec, rope, qkv_bias=config.attention_bias)
 
 
 load = decoder_of(layer)

@@ -8,7 +8,7 @@ as large as it can be, so that an implementation may fuse what it likes: norm an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -35,6 +35,7 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     tokens: TokenSplit = TokenSplit()  # noqa: RUF009 (frozen): those of a sequence that are kept here
+    value_dim: int | None = None  # values are the first so many dimensions of keys; None: they lie beside them
 
     @property
     def table_block_size(self) -> int:
@@ -44,7 +45,8 @@ class KVShape:
     def block_bytes(self, bytes_per_value: int, bytes_per_scale: int = 0) -> int:
         """Memory of one block in all layers; a key or a value of a head may have a scale."""
         head_bytes = self.head_dim * bytes_per_value + bytes_per_scale
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
+        caches = 2 if self.value_dim is None else 1
+        return caches * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
 
 
 class Zeros(Protocol):
@@ -58,11 +60,21 @@ class LayerKV:
     """One layer's part of the cache. The layout is the implementation's own affair."""
 
     keys: Tensor
-    values: Tensor
+    values: Tensor | None  # None: they are a part of the keys
     block_size: int
     key_scale: float = field(default=1.0, kw_only=True)  # what is stored in 8 bits was divided by it
     value_scale: float = field(default=1.0, kw_only=True)
     tokens: TokenSplit = field(default=TokenSplit(), kw_only=True)
+
+    @property
+    def caches(self) -> tuple[Tensor, ...]:
+        """All its memory, for whoever moves blocks and need not know what is in them."""
+        return (self.keys,) if self.values is None else (self.keys, self.values)
+
+    @property
+    def own_values(self) -> Tensor:
+        assert self.values is not None, "its values are a part of its keys"
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -89,11 +101,41 @@ class AttentionSpec:
     # [num_group_heads] float32: a score of each head's own, that takes its share of the softmax and has no value.
     sinks: Tensor | None = None
     sequence: SequenceGroup | None = None  # ranks that keep tokens of every sequence; None: this one keeps all
+    # Chunked attention: contexts are cut into chunks of `window` tokens, and a token sees those of its chunk before it.
+    in_chunks: bool = False
+    # Values are the first so many dimensions of keys, and what is behind them of queries and keys is rotated (MLA).
+    # None: values are their own, and heads are rotated from their first dimension on.
+    value_dim: int | None = None
+
+    @property
+    def out_dim(self) -> int:
+        """Numbers that a head yields."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def num_group_heads(self) -> int:
         """Heads of queries that attend here: those of all ranks that share out a sequence."""
         return self.num_heads * (self.sequence.size if self.sequence is not None else 1)
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """The constants of one layer's gated delta rule. Heads are those that this rank has; each head of keys serves as
+    many value heads, side by side."""
+
+    place: int  # of the layer among the linear ones of its stage: where its states are
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: Tensor  # [kernel, channels] float32: queries, keys, values; the newest token last
+    decay: Tensor  # [value heads] float32: how fast each forgets
+    dt_bias: Tensor  # [value heads] float32
+    norm: Norm  # of each value head; it does not count from one
+
+    @property
+    def num_channels(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -199,6 +241,10 @@ class ExpertLinears(Protocol):
         addresses on a device; between steps."""
 
 
+# Ids of each row's experts and their weights, [tokens, per_token] both, of a router's logits.
+Choose = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
 class Ops(Protocol):
     device: torch.device
     weight_dtype: torch.dtype  # how linear weights are stored, unless they are quantized
@@ -211,6 +257,9 @@ class Ops(Protocol):
 
     def head(self, table: Weight) -> Linear:
         """The product with a [vocab, hidden] table."""
+
+    def head_linears(self, weights: Tensor) -> Linear:
+        """A weight for each head, [heads, out, in]: [tokens, heads, in] -> [tokens, heads, out]."""
 
     def embedding(self, table: Weight) -> Linear:
         """A lookup [tokens] int32 -> [tokens, hidden] from a [vocab, hidden] table."""
@@ -237,6 +286,7 @@ class Ops(Protocol):
         normalized: bool,
         experts: ExpertMap | None = None,
         batch: Batch | None = None,
+        choose: Choose | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Each row's best experts by a router's logits [tokens, experts], and their weights: [tokens, per_token] both.
         Weights are shares of the chosen ones among themselves if `normalized`, else of all.
@@ -244,7 +294,8 @@ class Ops(Protocol):
         `experts`: who was chosen is counted there, and looked up where this rank has some of them: ids are its slots
         then, or -1, with no weight. Of an expert with copies, a token has the one at its id and position modulo their
         number: all ranks agree on it, whatever else is in the batch, and sequences of one length differ. `batch`: of
-        these tokens, for that; rows that pad a captured step are not counted."""
+        these tokens, for that; rows that pad a captured step are not counted. `choose`: how experts are chosen of all,
+        where that is not by the largest logits; `normalized` is its affair then."""
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         """found + sigmoid(logits) * made: what a token's own experts found, and what one made that all tokens pass.
@@ -286,6 +337,19 @@ class Ops(Protocol):
 
         qkv is [tokens, (num_heads + 2 * num_kv_heads) * head_dim], q first, then k, then v.
         Returns [tokens, num_heads * head_dim].
+
+        Where values are a part of keys (`spec.value_dim`) there is no v, and rows of heads are as wide as values.
+        """
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        """x * sigmoid(gates), in place where it can be"""
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        """Gated DeltaNet: a short causal convolution, the gated delta rule on each sequence's state, a gated norm.
+
+        projected is [tokens, channels + value heads * value_dim]: queries, keys, values, then the norm's gates. ba is
+        [tokens, 2 * value heads]: how much of each token is written, then how fast is forgotten, before their
+        nonlinearities. States of the batch's sequences are read and written. Returns [tokens, value heads * value_dim].
         """
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:

@@ -16,7 +16,7 @@ from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 
 if TYPE_CHECKING:
-    from penstock.model.ops import ExpertWeights, Linear, Ops
+    from penstock.model.ops import Choose, ExpertWeights, Linear, Ops
 
 ELSEWHERE = -1  # in place of an expert that another rank has
 
@@ -33,21 +33,32 @@ class ExpertMap:
 
 
 def route(
-    logits: Tensor, per_token: int, *, normalized: bool, experts: ExpertMap | None = None, batch: Batch | None = None
+    logits: Tensor,
+    per_token: int,
+    *,
+    normalized: bool,
+    experts: ExpertMap | None = None,
+    batch: Batch | None = None,
+    choose: Choose | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `Ops.route`."""
     logits = logits.float()
-    if normalized:
+    if choose is not None:
+        ids, weights = choose(logits, per_token)
+    elif normalized:
         best = logits.topk(per_token, dim=1)
         ids, weights = best.indices, best.values.softmax(dim=1)
     else:
         best = logits.softmax(dim=1).topk(per_token, dim=1)
         ids, weights = best.indices, best.values
-    return (ids, weights) if experts is None else _placed(ids, weights, experts, batch)
+    return (ids, weights) if experts is None else placed(ids, weights, experts, batch)
 
 
-def _placed(ids: Tensor, weights: Tensor, experts: ExpertMap, batch: Batch | None) -> tuple[Tensor, Tensor]:
-    """Choices as this rank sees them: by its own slots. They are counted by expert and copy."""
+def placed(
+    ids: Tensor, weights: Tensor, experts: ExpertMap, batch: Batch | None, counted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choices as this rank sees them: by its own slots. They are counted by expert and copy, in rows that are `counted`
+    [tokens]; None: in all."""
     counts, places = experts.counts, experts.places
     cells = ids.long() * counts.shape[1]
     if places is not None:
@@ -57,16 +68,21 @@ def _placed(ids: Tensor, weights: Tensor, experts: ExpertMap, batch: Batch | Non
         cells += copies
         ids = places[ids, 1 + copies]
         weights = weights * (ids != ELSEWHERE)
-    counts.view(-1).scatter_add_(0, cells.flatten(), counts.new_ones(cells.numel()))
+    ones = torch.ones_like(cells) if counted is None else counted[:, None].expand_as(cells).to(cells.dtype)
+    counts.view(-1).scatter_add_(0, cells.flatten(), ones.flatten())
     return ids, weights
 
 
 def add_shared(found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
     """See `Ops.add_shared`."""
+    return found + made * sigmoid(logits).to(made.dtype)
+
+
+def sigmoid(logits: Tensor) -> Tensor:
+    """Of logits [rows, 1], in float32."""
     logits = logits.float()
     # A sigmoid as a softmax of two: torch's own may differ in the last bit with where in a tensor a number lies.
-    share = torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
-    return found + made * share.to(made.dtype)
+    return torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ LOW_BIT = {4: 3, 8: 4}  # the places behind them: linear weights of so many bits
 CACHED_INT8 = (5, 6)  # and behind those: a cache of 8-bit integers, as fast as it can be, and for any processor
 LOW_BIT_CENTRED = {4: 7, 8: 8}  # weights that count from the middle, without minimums
 LOW_BIT_FINE = 9  # of 8 bits, with a scale and a minimum for every 16
+LOW_BIT_MXFP4 = 10  # numbers of 4 bits, looked up, with a power of two for every 32
 GROUP = 32  # columns of a low-bit weight that share a scale; a multiple of it, or half of it if need be
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
 
 
 class Layer(ctypes.Structure):
@@ -35,6 +36,7 @@ class Layer(ctypes.Structure):
         ("settled", c_int32),
         ("place", c_int32),
         ("ranks", c_int32),
+        ("value_dim", c_int32),
     )
 
 
@@ -105,6 +107,17 @@ class Codes(ctypes.Structure):
     )
 
 
+class Delta(ctypes.Structure):
+    """`struct delta` of delta.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("projected", "ba", "taps", "decay", "dt_bias", "norm", "conv", "states")),
+        *((name, c_void_p) for name in ("query_starts", "positions", "slots", "out", "scratch")),
+        *((name, c_int32) for name in ("sequences", "key_heads", "served", "key_dim", "value_dim", "kernel")),
+        ("norm_eps", c_float),
+    )
+
+
 class AdapterPart(ctypes.Structure):
     """`struct adapter_part` of adapters.c."""
 
@@ -141,6 +154,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "silu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "gelu_mul": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int)),
     "clamped_swiglu": (None, (c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_float)),
+    "sigmoid_mul": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int)),
+    "delta_run": (None, (c_void_p, POINTER(Delta))),
     "cap": (None, (c_void_p, c_void_p, c_int, c_int, c_float)),
     "key_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),
     "value_block_bytes": (c_size_t, (c_int, c_int, c_int, c_int)),

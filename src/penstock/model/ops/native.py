@@ -22,6 +22,8 @@ from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
+    Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -42,8 +44,9 @@ from penstock.model.ops.layer_call import LayerCall, NativeKV
 from penstock.model.ops.library import ARITHMETICS, CACHED_INT8, LOW_BIT, MAX_HEAD_DIM, load_library, pointer
 from penstock.model.ops.memory import Arena, pages, settle
 from penstock.model.ops.native_experts import NativeExperts
-from penstock.model.ops.panels import NativeLinear, NativeLookup, PackedWeight, packed_low_bit
+from penstock.model.ops.panels import NativeHeads, NativeLinear, NativeLookup, PackedWeight, packed_low_bit
 from penstock.model.ops.program import Program
+from penstock.model.ops.reference import rotate_end
 from penstock.model.ops.shared_memory import SharedMemoryRanks
 from penstock.model.quantized import Weight, plain
 from penstock.model.sequence import SequenceGroup
@@ -98,6 +101,9 @@ class NativeOps:
     def head(self, table: Weight) -> Linear:
         return self.linear(table)
 
+    def head_linears(self, weights: Tensor) -> Linear:
+        return NativeHeads([NativeLinear(self._packed(weight, None)) for weight in weights])
+
     def embedding(self, table: Weight) -> Linear:
         if not isinstance(table, Tensor) and (packed := packed_low_bit(self, table, None, self.keeps)):
             return NativeLookup(packed)
@@ -136,8 +142,9 @@ class NativeOps:
         normalized: bool,
         experts: ExpertMap | None = None,
         batch: Batch | None = None,
+        choose: Choose | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch)
+        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch, choose=choose)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return add_shared(found, made, logits)
@@ -190,6 +197,8 @@ class NativeOps:
     def allocate_kv(self, shape: KVShape, zeros: Zeros | None = None) -> list[LayerKV]:
         if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
             raise ModelUnsupported(f"head size {shape.head_dim} is no multiple of 8 up to {MAX_HEAD_DIM}")
+        if shape.value_dim is not None and self.kv_dtype is torch.int8:
+            raise ModelUnsupported("a cache in int8 has keys and values of their own, and this model's are one")
         sizes = (self.kv_arithmetic, shape.block_size, shape.num_kv_heads, shape.head_dim)
         key_bytes, value_bytes = self.library.key_block_bytes(*sizes), self.library.value_block_bytes(*sizes)
 
@@ -200,7 +209,8 @@ class NativeOps:
             return pages(shape.num_blocks * block_bytes).view(size)
 
         def layer() -> NativeKV:
-            keys, values = made(key_bytes), made(value_bytes)
+            keys = made(key_bytes)
+            values = None if shape.value_dim is not None else made(value_bytes)
             call = LayerCall(self.kv_arithmetic, keys, values, shape)
             return NativeKV(keys, values, shape.block_size, call, tokens=shape.tokens)
 
@@ -211,7 +221,7 @@ class NativeOps:
         others' pages must be moved it takes seconds."""
 
         def take() -> None:
-            settled = settle([part for layer in kv for part in (layer.keys, layer.values)])
+            settled = settle([part for layer in kv for part in layer.caches])
             for layer in kv:
                 assert isinstance(layer, NativeKV)
                 layer.call.struct.settled = settled
@@ -238,7 +248,9 @@ class NativeOps:
         if call.spec is not spec or call.rope is not rope:
             call.describe(spec, rope)
         assert self._batch is batch, "another step was begun"
-        out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.head_dim)
+        if spec.value_dim is not None:
+            qkv = self._end_rotated(qkv, spec, rope, batch)
+        out = qkv.new_empty(qkv.shape[0], spec.num_heads * spec.out_dim)
         if spec.sequence is None:
             self.library.attention_run(self.pool, None, call.struct, self._batch_struct, qkv.data_ptr(), out.data_ptr())
         elif isinstance(spec.sequence.ranks, SharedMemoryRanks):
@@ -247,6 +259,12 @@ class NativeOps:
         else:
             self._attend_among(qkv, spec, spec.sequence, call, out)
         return out
+
+    def _end_rotated(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, batch: Batch) -> Tensor:
+        """Queries and keys whose ends are rotated: C rotates whole heads, and these not at all."""
+        assert spec.value_dim is not None
+        heads = qkv.view(batch.num_tokens, -1, spec.head_dim)
+        return rotate_end(heads, rope, batch.positions, spec.value_dim).flatten(1)
 
     def _attend_among(
         self, qkv: Tensor, spec: AttentionSpec, group: SequenceGroup, call: LayerCall, out: Tensor
@@ -259,6 +277,31 @@ class NativeOps:
         self.library.attention_part(self.pool, call.struct, self._batch_struct, *pointers)
         found = group.ranks.exchange(parts)
         self.library.attention_merge(self.pool, call.struct, found.data_ptr(), out.data_ptr(), tokens)
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        assert gates.stride(1) == 1
+        (m, n), out = x.shape, torch.empty_like(x)
+        ends = x.data_ptr(), gates.data_ptr(), out.data_ptr()
+        self.library.sigmoid_mul(self.pool, *ends, m, n, gates.stride(0))
+        return out
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        states = batch.states
+        assert states is not None, "a model with a recurrent state is run with its slots"
+        state, out = (
+            states.layers[spec.place],
+            projected.new_empty(len(projected), spec.num_value_heads * spec.value_dim),
+        )
+        tensors = (
+            *(projected, ba, spec.conv, spec.decay, spec.dt_bias, spec.norm.weight, state.conv, state.recurrent),
+            *(batch.query_starts, batch.positions, states.slots, out),
+        )
+        assert all(each.is_contiguous() for each in tensors)
+        served = spec.num_value_heads // spec.num_key_heads
+        sizes = batch.num_sequences, spec.num_key_heads, served, spec.key_dim, spec.value_dim, len(spec.conv)
+        pointers = (each.data_ptr() for each in tensors)
+        self.library.delta_run(self.pool, c.Delta(*pointers, None, *sizes, spec.norm.eps))
+        return out
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         program = self._programs.get(id(layers))
@@ -285,5 +328,5 @@ class NativeOps:
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).unbind(1)
         for layer in kv:
-            for cache in (layer.keys, layer.values):
+            for cache in layer.caches:
                 cache[destinations] = cache[sources]

@@ -19,6 +19,7 @@ from penstock.model.ops.library import (
     LOW_BIT,
     LOW_BIT_CENTRED,
     LOW_BIT_FINE,
+    LOW_BIT_MXFP4,
     Codes,
     Source,
     pointer,
@@ -26,6 +27,7 @@ from penstock.model.ops.library import (
 from penstock.model.ops.memory import Arena
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 
 _LARGEST_HALF = 2.0**15  # as large as scales may become: the bits below are for the small ones
 
@@ -98,8 +100,15 @@ class PackedWeight:
             None if weight.minimums is None else _halves(weight.minimums, unit),
         )
         self.order = None if weight.order is None else weight.order.to(torch.int32)
+        return self._fill_codes(values, scales, minimums)
+
+    def fill_mxfp4(self, weight: Mxfp4Weight, *, precise: bool) -> PackedWeight:
+        self.precise, self.unit = precise, 0.5  # codes are looked up as numbers twice as large
+        return self._fill_codes(weight.codes().contiguous(), weight.scales.contiguous())
+
+    def _fill_codes(self, values: Tensor, scales: Tensor, minimums: Tensor | None = None) -> PackedWeight:
         pointers = (pointer(each) for each in (values, scales, minimums, self.order))
-        codes = Codes(*pointers, scales.shape[1], unit, precise)
+        codes = Codes(*pointers, scales.shape[1], self.unit, self.precise)
         with self._ops.packing:
             self.library.linear_pack_codes(*self._place(), codes, pointer(self.bias), self.n, self.k)
         return self
@@ -137,6 +146,10 @@ def packed_low_bit(
 ) -> PackedWeight | None:
     """The weight in the integers that it has, if there are kernels for them and their bits are to be kept. Rows that
     meet it have two digits for every value, or if it is not `precise` for the largest."""
+    if isinstance(weight, Mxfp4Weight):
+        if 4 not in bits:
+            return None
+        return PackedWeight(ops, LOW_BIT_MXFP4, weight.shape, bias).fill_mxfp4(weight, precise=precise)
     codes = _codes(weight)
     if codes is not None and codes.is_fine:
         codes = codes.as_fine() if codes.group_size % (GROUP // 2) == 0 else None
@@ -177,6 +190,16 @@ class NativeLinear:
         self._source.x = x.data_ptr()
         self._run(self._pool, self._pointer, self._source, y.data_ptr(), m)
         return y
+
+
+class NativeHeads:
+    """A weight for each head, one product after the other: a row's result does not depend on those beside it."""
+
+    def __init__(self, linears: list[NativeLinear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.stack([linear(x[:, head]) for head, linear in enumerate(self._linears)], dim=1)
 
 
 class NativeLookup:

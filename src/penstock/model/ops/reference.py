@@ -21,6 +21,8 @@ from penstock.model.batch import Batch
 from penstock.model.lora_slots import PlainSlots, Slots
 from penstock.model.ops import (
     AttentionSpec,
+    Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -33,6 +35,7 @@ from penstock.model.ops import (
     Zeros,
     one_by_one,
 )
+from penstock.model.ops.delta_rule import delta_rule
 from penstock.model.ops.experts import ExpertMap, HostExperts, add_shared, route
 from penstock.model.quantized import Weight, plain
 from penstock.model.sequence import TokenSplit
@@ -67,6 +70,9 @@ class ReferenceOps:
     def head(self, table: Weight) -> Linear:
         return self.linear(table)
 
+    def head_linears(self, weights: Tensor) -> Linear:
+        return HeadProducts(self._store(weights).transpose(1, 2).contiguous())
+
     def embedding(self, table: Weight) -> Linear:
         return partial(F.embedding, weight=self._store(plain(table)))
 
@@ -92,8 +98,9 @@ class ReferenceOps:
         normalized: bool,
         experts: ExpertMap | None = None,
         batch: Batch | None = None,
+        choose: Choose | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch)
+        return route(logits, per_token, normalized=normalized, experts=experts, batch=batch, choose=choose)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         return add_shared(found, made, logits)
@@ -139,7 +146,11 @@ class ReferenceOps:
             size = (shape.num_blocks, shape.block_size, shape.num_kv_heads, head_size)
             return (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
 
-        return [LayerKV(made(), made(), shape.block_size, tokens=shape.tokens) for _ in range(shape.num_layers)]
+        def layer() -> LayerKV:
+            return LayerKV(made(), None if shares else made(), shape.block_size, tokens=shape.tokens)
+
+        shares = shape.value_dim is not None
+        return [layer() for _ in range(shape.num_layers)]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass
@@ -162,24 +173,20 @@ class ReferenceOps:
         layout = self._layout
         assert layout is not None, "a step must begin first"
         assert layout.batch is batch, "another step was begun"
-        heads = qkv.view(batch.num_tokens, -1, spec.head_dim)  # [tokens, heads, dim]
-        q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if spec.q_norm is not None:
-            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
-        if spec.k_norm is not None:
-            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
-        q, k = rotate(q, rope, batch.positions), rotate(k, rope, batch.positions)
-
+        q, k, v = self._heads(qkv, spec, rope, batch)
         kv.keys[layout.blocks, layout.offsets] = as_stored(k[layout.rows], kv.key_scale, self.kv_dtype)
-        kv.values[layout.blocks, layout.offsets] = as_stored(v[layout.rows], kv.value_scale, self.kv_dtype)
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+        if kv.values is not None and v is not None:
+            kv.values[layout.blocks, layout.offsets] = as_stored(v[layout.rows], kv.value_scale, self.kv_dtype)
+        out = q.new_empty(*q.shape[:2], spec.out_dim)
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         for group in layout.groups:
-            keys, values = as_read(kv.keys[group.blocks], q.dtype), as_read(kv.values[group.blocks], q.dtype)
+            keys = as_read(kv.keys[group.blocks], q.dtype)
+            values = keys[..., : spec.out_dim] if kv.values is None else as_read(kv.values[group.blocks], q.dtype)
             found, found_lse = attend(
                 q[group.rows].transpose(1, 2),  # [sequences, heads, queries, dim]
                 keys.flatten(1, 2).transpose(1, 2),  # [sequences, kv_heads, context, dim]
                 values.flatten(1, 2).transpose(1, 2),
-                group.mask(spec.window),
+                group.mask(spec.window, in_chunks=spec.in_chunks),
                 spec.scale * kv.key_scale,
                 spec.cap,
                 spec.sinks if kv.tokens.place == 0 else None,  # once, of ranks that share out tokens
@@ -188,6 +195,27 @@ class ReferenceOps:
             if found_lse is not None:
                 lse[group.rows] = found_lse.transpose(1, 2)
         return out.flatten(1), lse
+
+    def _heads(
+        self, qkv: Tensor, spec: AttentionSpec, rope: Rope, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys, normed and rotated, and values that are their own: [tokens, heads, dim]."""
+        heads = qkv.view(batch.num_tokens, -1, spec.head_dim)
+        if spec.value_dim is not None:
+            turned = rotate_end(heads, rope, batch.positions, spec.value_dim)
+            return turned[:, : spec.num_heads], turned[:, spec.num_heads :], None
+        q, k, v = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        if spec.q_norm is not None:
+            q = self.rms_norm(q, spec.q_norm, spec.norm_eps)
+        if spec.k_norm is not None:
+            k = self.rms_norm(k, spec.k_norm, spec.norm_eps)
+        return rotate(q, rope, batch.positions), rotate(k, rope, batch.positions), v
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return x * gates.sigmoid()
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)
@@ -198,7 +226,7 @@ class ReferenceOps:
     def copy_blocks(self, kv: list[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         sources, destinations = torch.tensor(pairs, dtype=torch.int64, device=self.device).view(-1, 2).unbind(1)
         for layer in kv:
-            for cache in (layer.keys, layer.values):
+            for cache in layer.caches:
                 cache[destinations] = cache[sources]
 
     def _store(self, tensor: Tensor) -> Tensor:
@@ -210,6 +238,21 @@ def rotate(x: Tensor, rope: Rope, positions: Tensor) -> Tensor:
     cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)  # [tokens, 1, dim / 2]
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def rotate_end(x: Tensor, rope: Rope, positions: Tensor, first: int) -> Tensor:
+    """Turn what is behind the first so many dimensions of each head of x [tokens, heads, dim]."""
+    return torch.cat((x[..., :first], rotate(x[..., first:], rope, positions)), dim=-1)
+
+
+@dataclass(frozen=True)
+class HeadProducts:
+    """See `Ops.head_linears`."""
+
+    weights: Tensor  # [heads, in, out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), self.weights).transpose(0, 1)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, activation: ClampedSwiGLU) -> Tensor:
@@ -307,7 +350,7 @@ class Group:
     tokens: TokenSplit
     blocks: Tensor  # [sequences, blocks]
     context_len: int  # slots in those blocks
-    masks: dict[int | None, Tensor]  # by window; filled as layers ask
+    masks: dict[tuple[int | None, bool], Tensor]  # by window; filled as layers ask
 
     @classmethod
     def of(cls, batch: Batch, block_size: int, tokens: TokenSplit, query_len: int, sequences: list[int]) -> Group:
@@ -320,12 +363,13 @@ class Group:
         positions = batch.positions[rows]
         return cls(rows, positions, block_size, tokens, blocks, num_blocks * block_size, masks={})
 
-    def mask(self, window: int | None) -> Tensor:
+    def mask(self, window: int | None, *, in_chunks: bool = False) -> Tensor:
         """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
-        if window not in self.masks:
+        if (window, in_chunks) not in self.masks:
             ends, keys = self.positions.unsqueeze(2) + 1, torch.arange(self.context_len, device=self.rows.device)
             seen = keys < self.tokens.kept(ends, self.block_size)
             if window is not None:
-                seen &= keys >= self.tokens.kept((ends - window).clamp(min=0), self.block_size)
-            self.masks[window] = seen.unsqueeze(1)
-        return self.masks[window]
+                oldest = (ends - 1) // window * window if in_chunks else (ends - window).clamp(min=0)
+                seen &= keys >= self.tokens.kept(oldest, self.block_size)
+            self.masks[window, in_chunks] = seen.unsqueeze(1)
+        return self.masks[window, in_chunks]

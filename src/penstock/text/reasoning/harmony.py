@@ -21,8 +21,9 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
 MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 STOPS = (RETURN, CALL)  # tokens that end an answer
-TO_FINAL = f"{START}assistant{CHANNEL}final{MESSAGE}"  # what stands between the end of a thought and the answer
-TO_COMMENTARY = f"{START}assistant{CHANNEL}commentary"  # and before words, or a call
+BEGUN = f"{START}assistant"  # what a prompt ends in
+TO_FINAL = f"{BEGUN}{CHANNEL}final{MESSAGE}"  # what stands between the end of a thought and the answer
+TO_COMMENTARY = f"{BEGUN}{CHANNEL}commentary"  # and before words, or a call
 TO_CALL = f"{TO_COMMENTARY} to=functions."
 
 _AFTER_BODY = (END, RETURN, CALL, START, CHANNEL)  # the last two: a model forgot to end its message

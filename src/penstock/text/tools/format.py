@@ -32,9 +32,12 @@ class ToolFormat:
     marks: tuple[str, ...] = ()  # texts that may be special tokens of the model: they are read and not skipped
     id_characters: int | None = None  # of a call's id, if the template insists
     is_alone: bool = False  # a call is a message of its own: no guide says where in an answer one may stand
+    # Earlier turns as the template takes them, where it wants them in another form than others; None: as they are.
+    retold: Callable[[Sequence[Message]], list[Message]] | None = None
 
-    def parser(self, names: Sequence[str], most: int | None = None) -> CallParser:
-        return CallParser(self.syntax, frozenset(names), most)
+    def parser(self, tools: Sequence[Tool], most: int | None = None) -> CallParser:
+        texts = {tool.name: tool.text_arguments() for tool in tools}
+        return CallParser(self.syntax, frozenset(tool.name for tool in tools), most, texts)
 
     def guide(
         self,
@@ -68,6 +71,8 @@ class ToolFormat:
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
         """With ids that the template accepts: those of another server's calls may be longer."""
+        if self.retold is not None:
+            messages = self.retold(messages)
         return [self._with_short_ids(message) for message in messages] if self.id_characters else list(messages)
 
     def spelled_out(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:

@@ -21,6 +21,13 @@ class Tool:
     parameters: dict[str, Any] | None = None  # a JSON schema of its arguments; None: it has none
     strict: bool | None = None  # None: nothing was said
 
+    def text_arguments(self) -> frozenset[str]:
+        """Arguments that are texts and can be nothing else."""
+        properties = (self.parameters or {}).get("properties")
+        if not isinstance(properties, dict):
+            return frozenset()
+        return frozenset(name for name, of in properties.items() if isinstance(of, dict) and of.get("type") == "string")
+
     def schema(self) -> dict[str, Any]:
         """Of the arguments as the model is made to write them: on one line, as models are trained to. Where nothing was
         said, keywords that the grammar cannot express are let go; who says strict is refused instead."""

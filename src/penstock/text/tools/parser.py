@@ -9,15 +9,16 @@ text can change it. So whoever pushes the same text again, in whatever pieces, c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from penstock.text.tools.call_object import CallObject, State
 from penstock.text.tools.json_scan import SPACE
-from penstock.text.tools.other_calls import NamedCall, PythonText
+from penstock.text.tools.marked_call import MarkedCall
+from penstock.text.tools.other_calls import KeyedCall, NamedCall, PythonList, PythonText
 from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, add
 
-_Call = CallObject | NamedCall | PythonText
+_Call = CallObject | NamedCall | PythonText | MarkedCall | KeyedCall
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,24 @@ class Syntax:
     before: str = SPACE + "[]"  # what may stand between the mark and the first call
     between: str = SPACE + ",]"  # and between a call and the next one
     is_bare: bool = False  # a brace that begins the answer opens calls too, if they are of tools on offer
-    unquoted: type[NamedCall] | type[PythonText] | None = None  # what a call is that begins with a letter
+    # A call that begins with a letter.
+    unquoted: type[NamedCall] | type[PythonText] | type[MarkedCall] | type[KeyedCall] | None = None
+    has_bare_lists: bool = False  # a bracket that begins the answer opens calls too: of Python, or of objects
+    each: str = ""  # what opens every one of the calls, if anything does: they are no objects then
 
 
 class CallParser:
-    """`names` are the tools on offer. After `most` calls it is done, and hears no more."""
+    """`names` are the tools on offer. After `most` calls it is done, and hears no more. `texts`: arguments of each that
+    are texts, for families that do not write them as JSON."""
 
-    def __init__(self, syntax: Syntax, names: Collection[str], most: int | None = None) -> None:
+    def __init__(
+        self,
+        syntax: Syntax,
+        names: Collection[str],
+        most: int | None = None,
+        texts: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self._texts = texts or {}
         self._syntax = syntax
         self._names = names
         self._most = most
@@ -98,7 +110,7 @@ class CallParser:
         text, self._held = self._held + text, ""
         if self._may_be_bare and (begun := text.lstrip()):
             self._may_be_bare = False
-            if begun[0] == "{":
+            if begun[0] == "{" or (begun[0] == "[" and self._syntax.has_bare_lists):
                 self._open(text[: len(text) - len(begun)], is_bare=True)
                 return begun
         mark = self._syntax.mark
@@ -134,11 +146,22 @@ class CallParser:
             self._gap += character
             found = self._gap.lstrip(syntax.before if self._is_first else syntax.between)
             rest = text[position + 1 :]
-            if found == "{":
+            if found and found == syntax.each and syntax.unquoted is not None:
+                self._call = syntax.unquoted()
+                return rest
+            if found == "{" and not syntax.each:
                 self._call = CallObject()
                 return rest
-            if self._is_first and not self._is_bare and syntax.unquoted is not None and found.isidentifier():
+            may_be_named = self._is_first and not self._is_bare and not syntax.each
+            if self._is_bare and self._is_first and found.isidentifier():
+                self._call = PythonList()
+                for known in self._gap.lstrip():
+                    self._call.take(known)
+                return rest
+            if may_be_named and syntax.unquoted is not None and found.isidentifier():
                 self._call = syntax.unquoted()
+                if isinstance(self._call, KeyedCall):
+                    self._call.texts = self._texts
                 for known in self._gap.lstrip():
                     self._call.take(known)
                 return rest
@@ -148,7 +171,7 @@ class CallParser:
             if found and found == syntax.mark:
                 self._open(self._gap)
                 return rest
-            if not syntax.close.startswith(found) and not syntax.mark.startswith(found):
+            if not any(mark.startswith(found) for mark in (syntax.close, syntax.mark, syntax.each)):
                 return self._give_back(rest)
         return ""
 
@@ -187,6 +210,10 @@ class CallParser:
 
     def _leave_call(self, call: _Call, state: State, text: str) -> str:
         """What is left of the text, which begins with the character that ended the call or broke it."""
+        if isinstance(call, PythonText) and state is State.ENDED:
+            self._tell_calls(call.calls())
+            if not self._is_in_calls:
+                return text[1:]
         if self._raw:
             return self._give_back(text[1:])
         self._tell_arguments(call)
@@ -215,6 +242,7 @@ class CallParser:
         if not calls or any(name not in self._names for name, _ in calls):
             return  # it is some other Python
         self._leave()
+        self._has_text = False
         for name, arguments in calls[: self._most]:
             add(self._parts, CallBegun(self.num_begun, name))
             add(self._parts, CallArguments(self.num_begun, arguments))

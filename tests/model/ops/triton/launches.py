@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from penstock.core.model_config import ClampedSwiGLU
 from penstock.model.loading import load_model
 from penstock.model.ops import ExpertWeights, KVShape, Norm, Stream
 from penstock.model.ops.experts import ExpertMap
@@ -55,11 +56,12 @@ def tables(name: str) -> None:
         ops.head(table)(torch.zeros(600, HIDDEN, dtype=HALF))  # so many that it is widened
 
 
-def experts(name: str, dtype: torch.dtype = HALF) -> None:
-    keep = FORMATS[name]
-    pairs = [ExpertWeights(keep(torch.randn(512, 256)), keep(torch.randn(256, 256))) for _ in range(8)]
+def experts(name: str, dtype: torch.dtype = HALF, *, is_gpt_oss: bool = False) -> None:
+    """`is_gpt_oss`: with biases and a clamped gate."""
+    keep, biases = FORMATS[name], (torch.randn(512), torch.randn(256)) if is_gpt_oss else ()
+    pairs = [ExpertWeights(keep(torch.randn(512, 256)), keep(torch.randn(256, 256)), *biases) for _ in range(8)]
     ops = TritonOps("cpu", dtype)
-    made = ops.experts(8, iter(pairs))
+    made = ops.experts(8, iter(pairs), activation=ClampedSwiGLU() if is_gpt_oss else "silu")
     for tokens in (1, 12, 40, 400):
         logits = torch.zeros(tokens, 8, dtype=dtype)
         ids, shares = ops.route(logits, 2, normalized=True)
@@ -77,7 +79,7 @@ def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch
     mixed = make_batch(both.work([(70, 1), (0, 45), (5, 1)]))
     drafts = spread(both.work([(30, 5), (7, 1)]))
     batches = [mixed, drafts]
-    if heads.window is None:
+    if heads.window is None and heads.value_dim is None:
         batches.append(replace(make_batch(MIXED.work(both)), shared=MIXED.shared(block_size, tile=4)))
     spec, angles = heads.spec(dtype), both.rope()
     for batch in batches:
@@ -85,9 +87,11 @@ def attention(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch
         both.ours.attention(both.qkv(batch.num_tokens), spec, angles, both.our_kv, batch)
 
 
-def sequence_parts(heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype | None = None) -> None:
+def sequence_parts(
+    heads: Heads, dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype | None = None, *, place: int = 1
+) -> None:
     """Attention over the tokens that one of two ranks keeps, and the merge of what both found."""
-    both = Both(heads, dtype, block_size, 100, kv_dtype, tokens=TokenSplit(1, 2))
+    both = Both(heads, dtype, block_size, 100, kv_dtype, tokens=TokenSplit(place, 2))
     batches = [make_batch(both.work([(70, 1), (0, 45), (5, 1)])), spread(both.work([(30, 5), (7, 1)]))]
     spec, angles = heads.spec(dtype), both.rope()
     for batch in batches:
@@ -136,6 +140,9 @@ def launch_all() -> None:
             tables(name)
     for name in ("plain", "Q4_0", "Q8_0"):
         linears(name, torch.float16)
+    for name in ("plain", "int4", "w8a8", "MXFP4"):
+        experts(name, is_gpt_oss=True)
+    experts("MXFP4", torch.float16)
     linears("plain", torch.float32)
     experts("plain", torch.float32)
     for dtype in (torch.float32, HALF):
@@ -146,10 +153,17 @@ def launch_all() -> None:
         attention(Heads(8, 2, 128), HALF, 64, FP8)
         attention(Heads(4, 4, 96, cap=1.5), HALF, 16, FP8)
     attention(Heads(4, 2, 32, window=40), HALF, 16)
+    attention(Heads(4, 2, 32, window=64, in_chunks=True), HALF, 16)
+    attention(Heads(64, 8, 64, has_sinks=True), HALF, 64)
     attention(Heads(8, 2, 64), torch.float32, 64)
+    attention(Heads(128, 1, 576, value_dim=512), HALF, 64)
+    attention(Heads(16, 1, 576, value_dim=512), HALF, 16)
+    attention(Heads(16, 1, 576, value_dim=512), torch.float32, 64)
     sequence_parts(Heads(8, 2, 128), HALF, 64, FP8 if capability() >= (8, 9) else None)
     sequence_parts(Heads(4, 2, 32, window=40, norm=True), HALF, 16)
+    sequence_parts(Heads(4, 2, 32, window=64, in_chunks=True), HALF, 16)
     sequence_parts(Heads(8, 2, 64), torch.float32, 16)
+    sequence_parts(Heads(8, 2, 64, has_sinks=True), HALF, 16, place=0)
     for name in CONFIGS:
         family(name)
     choices_and_blocks()

@@ -39,6 +39,9 @@ class Heads:
     window: int | None = None
     norm: bool = False
     cap: float | None = None
+    in_chunks: bool = False
+    value_dim: int | None = None  # values are a part of keys
+    has_sinks: bool = False
 
     def spec(self, dtype: torch.dtype) -> AttentionSpec:
         def weight() -> torch.Tensor | None:
@@ -53,6 +56,10 @@ class Heads:
             weight(),
             weight(),
             cap=self.cap,
+            in_chunks=self.in_chunks,
+            value_dim=self.value_dim,
+            # Around the scores' size, far below it and far above.
+            sinks=torch.randn(self.num_heads, device=DEVICE) * 6 if self.has_sinks else None,
         )
 
 
@@ -77,7 +84,8 @@ class Both:
         self.ours = TritonOps(DEVICE, self.dtype, kv_dtype=self.kv_dtype)
         self.theirs = ReferenceOps(DEVICE, self.dtype, kv_dtype=self.kv_dtype)
         heads = self.heads
-        shape = KVShape(2, self.num_blocks, self.block_size, heads.num_kv_heads, heads.head_dim, self.tokens)
+        sizes = heads.num_kv_heads, heads.head_dim
+        shape = KVShape(2, self.num_blocks, self.block_size, *sizes, self.tokens, heads.value_dim)
         self.table_block_size = shape.table_block_size
         self.our_kv, self.their_kv = (
             replace(ops.allocate_kv(shape)[1], key_scale=self.scales[0], value_scale=self.scales[1])
@@ -109,7 +117,7 @@ class Both:
         theirs = self.theirs.attention(qkv, spec, angles, self.their_kv, batch)
         close(ours, theirs)
         for sequence, count in work:
-            if count > 1:  # values behind a chunk's end are cleared
+            if count > 1 and self.their_kv.values is not None:  # values behind a chunk's end are cleared
                 self.their_kv.values[sequence.blocks[-1], (sequence.computed + count - 1) % self.block_size + 1 :] = 0.0
         for mine, other in zip(tensors(self.our_kv), tensors(self.their_kv), strict=True):
             close(mine.transpose(1, 2).to(self.dtype), other.to(self.dtype))
@@ -118,17 +126,18 @@ class Both:
     # the hardware rounds. So new keys and values are FP8 numbers already, and rotation leaves them as they are.
 
     def rope(self) -> Rope:
-        angles = rope(self.heads.head_dim)
+        angles = rope(self.heads.head_dim - (self.heads.value_dim or 0))
         return Rope(torch.ones_like(angles.cos), torch.zeros_like(angles.sin)) if self.kv_dtype else angles
 
     def qkv(self, num_tokens: int) -> torch.Tensor:
-        width = (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
+        own = 2 if self.heads.value_dim is None else 1
+        width = (self.heads.num_heads + own * self.heads.num_kv_heads) * self.heads.head_dim
         numbers = torch.randn(num_tokens, width, device=DEVICE).to(self.dtype)
         return numbers.to(self.kv_dtype).to(self.dtype) if self.kv_dtype else numbers
 
 
-def tensors(kv: LayerKV) -> tuple[torch.Tensor, torch.Tensor]:
-    return kv.keys, kv.values
+def tensors(kv: LayerKV) -> tuple[torch.Tensor, ...]:
+    return kv.caches
 
 
 def padded(batch: Batch) -> Batch:

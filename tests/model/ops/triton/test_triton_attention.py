@@ -29,6 +29,9 @@ SHAPES = {
     "short window": Heads(4, 2, 32, window=5, norm=True),
     "one kv head": Heads(20, 1, 32),
     "capped": Heads(4, 2, 32, window=40, cap=1.5),
+    "chunked": Heads(4, 2, 32, window=16, in_chunks=True),
+    "gpt-oss": Heads(16, 2, 64, window=40, has_sinks=True),
+    "sinks": Heads(6, 2, 16, has_sinks=True),
 }
 
 
@@ -39,11 +42,14 @@ CASES = matrix(
         (torch.float32, "qwen3", 16),
         (torch.float32, "capped", 16),
         (torch.float16, "short window", 16),
+        (torch.float32, "sinks", 16),
+        slow(torch.float16, "gpt-oss", 64),
         slow(torch.float32, "smollm2", 64),
         slow(torch.float32, "phi3", 16),
         slow(torch.float16, "llama", 64),
         slow(torch.float16, "window", 64),
         slow(torch.float32, "one kv head", 16),
+        slow(torch.float32, "chunked", 16),
     ],
 )
 
@@ -59,10 +65,12 @@ def test_attention_and_cache_equal_the_reference(dtype: torch.dtype, shape: str,
 
 @SLOW_INTERPRETED
 @ONE_DTYPE
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", matrix([None, 300], [None, 150]))
-def test_contexts_are_split_and_joined(dtype: torch.dtype, window: int | None) -> None:
+def test_contexts_are_split_and_joined(dtype: torch.dtype, window: int | None, has_sinks: bool) -> None:
+    """A sink counts once, in however many chunks a context is."""
     torch.manual_seed(0)
-    both = Both(Heads(4, 1, 64, window), dtype, 64, num_blocks=64)
+    both = Both(Heads(4, 1, 64, window, has_sinks=has_sinks), dtype, 64, num_blocks=64)
     both.ours._num_processors = 12  # enough to want chunks
     both.check(both.work(matrix([(1500, 1), (3, 1), (700, 1), (64, 1)], [(200, 1), (3, 1), (64, 1)])), layers=2)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
 from penstock.core.expert_placement import balanced_placement
+from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.batch import Batch
 from penstock.model.expert_layers import places_of
 from penstock.model.ops import ExpertWeights
@@ -26,8 +27,9 @@ from penstock.model.ops.triton.moe.grouped_gemm import Stack
 from penstock.model.ops.triton.moe.w4a16_experts import PackedStack
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.grouped import GroupedWeight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 from penstock.model.quantized.row_scaled import RowScaled
-from penstock.quant import Quant, to_quant
+from penstock.quant import Quant, mxfp4, to_quant
 from penstock.quant.e4m3 import quantized
 from tests.devices import (
     DEVICE,
@@ -74,13 +76,31 @@ def choices(tokens: int, count: int, per_token: int, spread: Spread) -> tuple[Te
     return ids.to(DEVICE), torch.rand(tokens, per_token, generator=dice).to(DEVICE)
 
 
-def each_of(pairs: Sequence[tuple[Weight, Weight]]) -> Iterator[ExpertWeights]:
-    return (ExpertWeights(*pair) for pair in pairs)
+def each_of(pairs: Sequence[tuple[Weight, Weight]], *, has_biases: bool = False) -> Iterator[ExpertWeights]:
+    return (ExpertWeights(*pair, *(biases_of(pair, i) if has_biases else ())) for i, pair in enumerate(pairs))
 
 
-def expected(pairs: Sequence[tuple[Weight, Weight]], x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-    wide = [ExpertWeights(plain(gate_up).float(), plain(down).float()) for gate_up, down in pairs]
-    return HostExperts.of(ReferenceOps(DEVICE), wide)(x.float(), ids.long(), shares)
+def biases_of(pair: tuple[Weight, Weight], expert: int) -> tuple[Tensor, Tensor]:
+    """Numbers that any float type has."""
+    dice = torch.Generator().manual_seed(expert)
+    up, down = (torch.randint(-16, 17, weight.shape[:1], generator=dice).to(DEVICE) / 8.0 for weight in pair)
+    return up, down
+
+
+def expected(
+    pairs: Sequence[tuple[Weight, Weight]],
+    x: Tensor,
+    ids: Tensor,
+    shares: Tensor,
+    *,
+    has_biases: bool = False,
+    activation: Activation = "silu",
+) -> Tensor:
+    wide = (
+        each._replace(gate_up=plain(each.gate_up).float(), down=plain(each.down).float())
+        for each in each_of(pairs, has_biases=has_biases)
+    )
+    return HostExperts.of(ReferenceOps(DEVICE), wide, activation)(x.float(), ids.long(), shares)
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:
@@ -99,10 +119,15 @@ def check(
     dtype: torch.dtype,
     spread: Spread,
     tolerance: float | None = None,
+    *,
+    has_biases: bool = False,
+    activation: Activation = "silu",
 ) -> None:
-    ours, hidden = TritonOps(DEVICE, dtype).experts(len(pairs), each_of(pairs)), pairs[0][0].shape[1]
+    each, hidden = each_of(pairs, has_biases=has_biases), pairs[0][0].shape[1]
+    ours = TritonOps(DEVICE, dtype).experts(len(pairs), each, activation=activation)
     x, (ids, shares) = rows_of(tokens, hidden, dtype), choices(tokens, len(pairs), per_token, spread)
-    assert error(ours(x, ids, shares), expected(pairs, x, ids, shares)) < (tolerance or TOLERANCES[dtype])
+    theirs = expected(pairs, x, ids, shares, has_biases=has_biases, activation=activation)
+    assert error(ours(x, ids, shares), theirs) < (tolerance or TOLERANCES[dtype])
 
 
 SPREADS = [
@@ -184,6 +209,63 @@ def test_integers_with_a_scale_per_output(tokens: int) -> None:
 def test_fp8(tokens: int) -> None:
     pairs = [(quantized(gate_up), quantized(down)) for gate_up, down in weights_of(6, 64, 48)]
     check(on_device(pairs), tokens, 2, torch.bfloat16, "ragged", ROUNDED_ROWS["fp8"] if tokens > routing.FEW else None)
+
+
+# What gpt-oss brings: gates that are clamped, some of them, and biases.
+GPT_OSS: dict[str, Any] = {"has_biases": True, "activation": ClampedSwiGLU(limit=1.5)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    matrix(
+        list(product(TOLERANCES, [1, 3, 12, 40, 200])),
+        [(HALF, 1), (HALF, 12), slow(torch.float32, 40), slow(HALF, 40), slow(HALF, 200)],
+    ),
+)
+def test_biases_and_clamped_gates(dtype: torch.dtype, tokens: int) -> None:
+    check(weights_of(6, 64, 48), tokens, 3, dtype, "ragged", **GPT_OSS)
+
+
+def test_biases_where_a_token_sums_up_its_own_experts() -> None:
+    for tokens in matrix([1, 3], [2]):
+        check(weights_of(48, 64, 128), tokens, 4, HALF, "even", **GPT_OSS)
+
+
+@pytest.mark.parametrize("tokens", matrix([1, 12, 40, 200], [slow(1), slow(40)]))
+def test_biases_beside_integers(tokens: int) -> None:
+    rows = on_device([(per_channel(up), per_channel(down)) for up, down in weights_of(6, 64, 48)])
+    tolerance = ROUNDED_ROWS["w8a8"] if tokens > routing.FEW else None
+    check(rows, tokens, 2, HALF, "ragged", tolerance, **GPT_OSS)
+    check(integers(4, 128, "zeros"), tokens, 2, HALF, "ragged", **GPT_OSS)
+
+
+def in_mxfp4(count: int, hidden: int, ffn: int) -> list[tuple[Mxfp4Weight, Mxfp4Weight]]:
+    return [
+        (mxfp4.quantized(up.to(DEVICE)), mxfp4.quantized(down.to(DEVICE)))
+        for up, down in weights_of(count, hidden, ffn)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    matrix(
+        list(product([torch.float16, torch.bfloat16], [1, 3, 9, 16, 17, 40, 200, 1500])),
+        [(torch.float16, 1), (torch.float16, 40), slow(torch.float16, 12), slow(torch.float16, 200)],
+    ),
+)
+def test_mxfp4(dtype: torch.dtype, tokens: int) -> None:
+    """Sizes that are no whole chunks of 128 columns, as gpt-oss's 2,880 are not."""
+    check(in_mxfp4(4, 160, 96), tokens, 2, dtype, "ragged", **GPT_OSS)
+
+
+def test_mxfp4_keeps_its_bits() -> None:
+    made = TritonOps(DEVICE, torch.bfloat16).experts(2, each_of(in_mxfp4(2, 256, 128)))
+    assert isinstance(made, GroupedExperts)
+    assert isinstance(made.down, PackedStack)
+    assert made.down.num_bytes == 2 * 256 * 128 * 4.25 / 8
+    wide = TritonOps(DEVICE, torch.float32).experts(2, each_of(in_mxfp4(2, 256, 128)))
+    assert isinstance(wide, GroupedExperts)
+    assert isinstance(wide.down, Stack), "there are no kernels for it in float32"
 
 
 GROUPED = [slow(4, "zeros", 1), slow(8, "minimums", 40), slow(8, "minimums", 1), slow(4, "zeros", 40)]
@@ -314,19 +396,20 @@ def test_routers_look_experts_up_and_count_them_as_the_reference_does(redundant:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["none", "int4"])
+@pytest.mark.parametrize("name", ["none", "int4", "mxfp4"])
 def test_another_expert_takes_a_slot(name: Quant) -> None:
     """At the same addresses: a captured graph goes on with it."""
     wide = [(gate_up.to(DEVICE), down.to(DEVICE)) for gate_up, down in weights_of(4, 128, 128)]
     pairs = [(to_quant(name, gate_up), to_quant(name, down)) for gate_up, down in wide]
-    ours = TritonOps(DEVICE, HALF).experts(4, each_of(pairs[:2]))
+    ours = TritonOps(DEVICE, HALF).experts(4, each_of(pairs[:2], has_biases=True))
     assert isinstance(ours, GroupedExperts)
     before = ours.gate_up.values.data_ptr()
     x, (ids, shares) = rows_of(3, 128, HALF), choices(3, 2, 2, "even")
-    ours.put(1, ExpertWeights(*pairs[3]))
+    ours.put(1, ExpertWeights(*pairs[3], *biases_of(pairs[3], 1)))
     assert ours.gate_up.values.data_ptr() == before
     placed = [pairs[0], pairs[3]]
-    assert error(ours(x, ids, shares), expected(placed, x, ids, shares)) < TOLERANCES[HALF]
+    theirs = expected(placed, x, ids, shares, has_biases=True)
+    assert error(ours(x, ids, shares), theirs) < TOLERANCES[HALF]
 
 
 def test_the_expert_that_all_tokens_pass_is_added() -> None:
@@ -351,9 +434,10 @@ def test_every_pair_is_in_one_block_of_its_expert(rows: int, spread: Spread) -> 
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("is_mxfp4", [False, True])
 @pytest.mark.parametrize("tokens", [1, 16, 24, 300])
-def test_a_captured_graph_serves_any_choice(tokens: int) -> None:
-    pairs = weights_of(8, 64, 48)
+def test_a_captured_graph_serves_any_choice(tokens: int, is_mxfp4: bool) -> None:
+    pairs: Sequence[tuple[Weight, Weight]] = in_mxfp4(8, 64, 32) if is_mxfp4 else weights_of(8, 64, 48)
     ours, x = TritonOps(DEVICE, torch.bfloat16).experts(8, each_of(pairs)), rows_of(tokens, 64, torch.bfloat16)
     ids, shares = choices(tokens, 8, 2, "one")
     ours(x, ids, shares)
@@ -368,7 +452,7 @@ def test_a_captured_graph_serves_any_choice(tokens: int) -> None:
 
 
 @NEEDS_SPEED
-@pytest.mark.parametrize("quant", ["none", "fp8", "w8a8", "int8", "int4"])
+@pytest.mark.parametrize("quant", ["none", "fp8", "w8a8", "int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("tokens", [1, 16, 80, 700])
 def test_the_sizes_of_real_models(quant: Quant, tokens: int) -> None:
     wide = [(gate_up.to(DEVICE), down.to(DEVICE)) for gate_up, down in weights_of(16, 2048, 768)]

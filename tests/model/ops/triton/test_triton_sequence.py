@@ -34,6 +34,8 @@ SHAPES = {
     "window": Heads(4, 1, 32, window=40),
     "short window": Heads(4, 2, 32, window=5, norm=True),
     "capped": Heads(4, 2, 32, window=40, cap=1.5),
+    "chunked": Heads(4, 2, 32, window=16, in_chunks=True),
+    "sinks": Heads(4, 2, 32, window=40, has_sinks=True),
 }
 CASES = matrix(
     list(product(TOLERANCES, SHAPES, [(0, 2), (1, 2), (2, 4)])),
@@ -42,8 +44,11 @@ CASES = matrix(
         (torch.float32, "qwen3", (1, 2)),
         (torch.float32, "short window", (1, 2)),
         slow(torch.float32, "capped", (1, 2)),
+        slow(torch.float32, "sinks", (0, 2)),
+        slow(torch.float32, "sinks", (1, 2)),
         slow(torch.float16, "llama", (2, 4)),
         slow(torch.float16, "window", (0, 2)),
+        slow(torch.float32, "chunked", (1, 2)),
     ],
 )
 

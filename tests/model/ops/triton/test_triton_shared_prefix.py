@@ -23,6 +23,7 @@ SHAPES = {
     "GQA 1, normed": Heads(2, 2, 16, norm=True),
     "GQA 20": Heads(20, 1, 96),
     "capped": Heads(4, 2, 32, cap=1.5),
+    "sinks": Heads(4, 2, 32, has_sinks=True),
 }
 
 
@@ -61,6 +62,7 @@ CASES = matrix(
     [
         (torch.float32, "GQA 1, normed", 16, 2),
         (torch.float16, "capped", 16, 5),
+        (torch.float32, "sinks", 16, 2),
         slow(torch.float32, "GQA 3", 16, 5),
         slow(torch.float16, "GQA 4", 64, 2),
         slow(torch.float32, "GQA 20", 16, 2),

@@ -1,6 +1,6 @@
 /* Causal attention over a cache of blocks: any mix of prefill chunks and single tokens in one call.
  *
- * Shapes: head sizes of multiples of 8 up to 256, any context, any number of queries per KV head. Limit: decodes read
+ * Shapes: head sizes of multiples of 8 up to 576, any context, any number of queries per KV head. Limit: decodes read
  * KV, 9 GB/s from the scattered blocks of 32 sequences on one core of a Zen 4, where streams of weights reach 25 to
  * 28; prompts compute, at 512 tokens most of all the softmax, whose share was not measured (docs/benchmarks.md).
  *
@@ -42,12 +42,18 @@ static char *q_row(const struct call *c, int kv_head, int token)
     return c->q + ((size_t)kv_head * c->batch->tokens + token) * c->group * c->q_stride;
 }
 
+/* The first position that a token sees. */
+static int oldest_of(int position, int window)
+{
+    if (window < 0) return position / -window * -window;
+    return window ? most(0, position - window + 1) : 0;
+}
+
 static struct range seen_by(const struct call *c, const struct item *item, int row)
 {
     int s = item->sequence, queries = c->batch->query_starts[s + 1] - c->batch->query_starts[s];
     int position = c->batch->context_lens[s] - queries + row / c->group;
-    int oldest = c->layer->window ? most(0, position - c->layer->window + 1) : 0;
-    return (struct range){kept(c->layer, oldest), kept(c->layer, position + 1)};
+    return (struct range){kept(c->layer, oldest_of(position, c->layer->window)), kept(c->layer, position + 1)};
 }
 
 static struct rows rows_of(const struct call *c, const struct item *item)
@@ -181,7 +187,7 @@ static void add_sink(struct partial *row, float *sums, float sink, int n)
 static void write_result(const struct call *c, const struct item *item, struct result result)
 {
     const struct layer *l = c->layer;
-    int n = c->value_panels * PANEL;
+    int n = c->value_panels * PANEL, dim = value_dim(l);
     for (int r = 0; r < item->rows; r++) {
         int row = item->row + r, token = c->batch->query_starts[item->sequence] + row / c->group;
         int head = item->kv_head * c->group + row % c->group;
@@ -190,13 +196,13 @@ static void write_result(const struct call *c, const struct item *item, struct r
         float max = result.rows[r].max, scale = 1.0f / result.rows[r].sum;
         float *out = c->out + ((size_t)(head / l->heads) * c->batch->tokens + token) * c->out_width;
         head %= l->heads;
-        if (c->writes_lse) out[l->heads * l->dim + head] = max == -INFINITY ? max : max + logf(result.rows[r].sum);
+        if (c->writes_lse) out[l->heads * dim + head] = max == -INFINITY ? max : max + logf(result.rows[r].sum);
         if (max == -INFINITY) { /* it sees none of the tokens that are kept here */
-            memset(out + head * l->dim, 0, 4 * (size_t)l->dim);
+            memset(out + head * dim, 0, 4 * (size_t)dim);
             continue;
         }
         for (int d = 0; d < n; d += VL) store(sums + d, load(sums + d) * scale);
-        memcpy(out + head * l->dim, sums, 4 * (size_t)l->dim);
+        memcpy(out + head * dim, sums, 4 * (size_t)dim);
     }
 }
 
@@ -401,9 +407,9 @@ int attention_run_shared(struct pool *pool, struct ranks *ranks, const struct la
                          const struct sharing *sharing, const float *qkv, float *out)
 {
     if (l->ranks > 1) return run_among(pool, ranks, l, b, sharing, qkv, out);
-    size_t own = (size_t)l->heads * l->dim, width = own + 2 * (size_t)l->kv_heads * l->dim;
+    size_t own = (size_t)l->heads * l->dim, width = own + (l->value_dim ? 1 : 2) * (size_t)l->kv_heads * l->dim;
     struct call c = {.layer = l, .batch = b, .heads = l->heads, .queries = qkv, .query_stride = width, .kv = qkv + own,
-                     .kv_stride = width, .out = out, .out_width = (int)own, .sharing = sharing};
+                     .kv_stride = width, .out = out, .out_width = l->heads * value_dim(l), .sharing = sharing};
     run(pool, &c);
     return 0;
 }

@@ -7,21 +7,22 @@
 #include "pool.h"
 #include "product.h"
 
-#define MOST_DIM 256
+#define MOST_DIM 576
 
 /* This struct and the next are mirrored in native.py. */
 struct layer {
     char *keys; /* [blocks][kv_heads][block_size / columns] panels: columns are positions, k are dimensions */
-    char *values; /* [blocks][kv_heads][dim / 16] panels: columns are dimensions, k are positions */
-    const float *cos, *sin; /* [context, dim / 2] */
+    char *values; /* [blocks][kv_heads][dim / 16] panels: columns are dimensions, k are positions; NULL: see value_dim */
+    const float *cos, *sin; /* [context, dim / 2]; or NULL: heads come rotated */
     const float *q_norm, *k_norm; /* [dim], or NULL */
     const float *sinks; /* [heads of all ranks that share out a sequence]: scores beside the keys', without a value; or NULL */
     int32_t arithmetic, block_size, heads, kv_heads, dim;
-    int32_t window; /* 0: all */
+    int32_t window; /* 0: all; < 0: chunks of so many tokens, and a token sees its own */
     float scale, norm_eps;
     float cap; /* of scores; 0: none */
     int32_t settled; /* the cache lies in huge pages: fetching ahead is cheap */
     int32_t place, ranks; /* of every `ranks` blocks of a sequence the one at `place` is kept here; 0, 1: all are */
+    int32_t value_dim; /* values are the first so many dimensions of keys; 0: they are cached beside them */
 };
 
 struct batch {
@@ -41,7 +42,7 @@ struct call {
     int heads; /* of queries: those of all ranks that share out a sequence */
     const float *queries; /* [tokens, heads * dim], query_stride apart */
     size_t query_stride;
-    const float *kv; /* [tokens, 2 * kv_heads * dim], kv_stride apart */
+    const float *kv; /* [tokens, 2 * kv_heads * dim], or without values of their own half of it; kv_stride apart */
     size_t kv_stride;
     float *out; /* heads of one rank after the other: [ranks][tokens] rows of out_width, [heads * dim] in each */
     int out_width;
@@ -74,6 +75,9 @@ INLINE int kept(const struct layer *l, int count)
 }
 
 INLINE int keeps(const struct layer *l, int position) { return position / l->block_size % l->ranks == l->place; }
+
+/* Numbers of a head's value. */
+INLINE int value_dim(const struct layer *l) { return l->value_dim ? l->value_dim : l->dim; }
 
 /* Fill in where the cache's parts lie. */
 void cache_describe(struct call *c);

@@ -1,6 +1,6 @@
 /* The KV cache: how keys and values get into their blocks, and how tiles of 16 positions come out.
  *
- * Shapes: any number of new tokens, head sizes of multiples of 8 up to 256, blocks of any size. Limit: memory, for
+ * Shapes: any number of new tokens, head sizes of multiples of 8 up to 576, blocks of any size. Limit: memory, for
  * what is written and read once. A part of attention's time, not measured by itself. */
 #include "attention.h"
 #include "rows.h"
@@ -35,10 +35,10 @@ size_t value_block_bytes(int arithmetic, int block_size, int kv_heads, int dim)
 void cache_describe(struct call *c)
 {
     const struct layer *l = c->layer;
-    c->value_panels = ceil_div(l->dim, PANEL);
+    c->value_panels = ceil_div(value_dim(l), PANEL);
     c->key_columns = key_columns(l->block_size);
     c->key_bytes = key_bytes(c->arithmetic, l->block_size, l->dim);
-    c->value_bytes = value_bytes(c->arithmetic, l->block_size, l->dim);
+    c->value_bytes = l->value_dim ? 0 : value_bytes(c->arithmetic, l->block_size, l->dim);
 }
 
 struct slot { /* a position's place in its block */
@@ -65,8 +65,12 @@ INLINE struct slot slot_of(const struct call *c, int sequence, int position, int
 static void rotate(const struct layer *l, const float *from, const float *norm, int position, float scale, float *out)
 {
     int half = l->dim / 2, i = 0;
-    const float *cos = l->cos + (size_t)position * half, *sin = l->sin + (size_t)position * half;
+    const float *cos = l->cos ? l->cos + (size_t)position * half : NULL, *sin = cos ? l->sin + (size_t)position * half : NULL;
     float normed[MOST_DIM];
+    if (!l->cos) {
+        for (; i < l->dim; i++) out[i] = from[i] * scale;
+        return;
+    }
     if (norm) {
         norm_row(from, NULL, norm, normed, l->dim, l->norm_eps);
         from = normed;
@@ -83,6 +87,7 @@ static void rotate(const struct layer *l, const float *from, const float *norm, 
     }
 }
 
+/* `value`: NULL where it is a part of the key. */
 static void write_token(const struct call *c, int sequence, int token, int kv_head, const float *key, const float *value)
 {
     const struct layer *l = c->layer;
@@ -93,9 +98,10 @@ static void write_token(const struct call *c, int sequence, int token, int kv_he
     char stored_key[(MOST_DIM + 1) * STEP_BYTES], stored[(MOST_DIM + 1) * STEP_BYTES] = {0};
     rotate(l, key, l->k_norm, position, 1.0f, rotated);
     f->encode(rotated, stored_key, l->dim);
-    f->encode(value, stored, l->dim);
+    if (value) f->encode(value, stored, l->dim);
     if (f->has_scales) memcpy(stored_key + l->dim + 2, stored + l->dim, 2);
     panel_put_column(slot.keys, slot.column, c->key_columns, stored_key, key_steps(f, l->dim));
+    if (!value) return;
 
     static const char nothing[PANEL * STEP_BYTES];
     int is_newest = place + 1 == kept(l, c->batch->context_lens[sequence]);
@@ -126,10 +132,10 @@ static void write_chunk(void *argument, int chunk, int thread)
     for (int token = chunk * CHUNK_TOKENS; token < (chunk + 1) * CHUNK_TOKENS && token < c->batch->tokens; token++) {
         int sequence = sequence_of(c->batch, token), position = c->batch->positions[token];
         const float *q = c->queries + (size_t)token * c->query_stride;
-        const float *k = c->kv + (size_t)token * c->kv_stride, *v = k + (size_t)l->kv_heads * l->dim;
+        const float *k = c->kv + (size_t)token * c->kv_stride, *v = l->value_dim ? NULL : k + (size_t)l->kv_heads * l->dim;
         int is_kept = keeps(l, position);
         for (int kv_head = 0; kv_head < l->kv_heads; kv_head++) {
-            if (is_kept) write_token(c, sequence, token, kv_head, k + kv_head * l->dim, v + kv_head * l->dim);
+            if (is_kept) write_token(c, sequence, token, kv_head, k + kv_head * l->dim, v ? v + kv_head * l->dim : NULL);
             char *to = c->q + ((size_t)kv_head * c->batch->tokens + token) * c->group * c->q_stride;
             for (int g = 0; g < c->group; g++) {
                 float rotated[MOST_DIM];
@@ -147,6 +153,14 @@ void cache_write(struct pool *pool, struct call *c)
 
 /* -- out ------------------------------------------------------------------------------------------------------ */
 
+/* A key's first dimensions, as the value at place `k` of a tile. What the last panel has more means nothing. */
+static void put_value(const struct call *c, const char *stored_key, int k, char *values)
+{
+    const struct arithmetic *f = c->arithmetic;
+    for (int panel = 0; panel < c->value_panels; panel++)
+        panel_put_row(f, values + panel * panel_bytes(f, PANEL), k, stored_key + panel * PANEL * (STEP_BYTES / f->step));
+}
+
 /* Copy up to 16 positions together, out of blocks whose size is no multiple of 16. */
 static void gather_tile(const struct call *c, int sequence, int kv_head, int first, int end, char *keys, char *values)
 {
@@ -158,10 +172,26 @@ static void gather_tile(const struct call *c, int sequence, int kv_head, int fir
         struct slot slot = slot_of(c, sequence, first + k, kv_head);
         panel_get_column(slot.keys, slot.column, c->key_columns, stored, steps);
         panel_put_column(keys, k, PANEL, stored, steps);
+        if (c->layer->value_dim) {
+            put_value(c, stored, k, values);
+            continue;
+        }
         for (int panel = 0; panel < c->value_panels; panel++) {
             panel_get_row(f, slot.values + panel * panel_bytes(f, c->layer->block_size), slot.index, stored);
             panel_put_row(f, values + panel * panel_bytes(f, PANEL), k, stored);
         }
+    }
+}
+
+/* The values of up to 16 positions that are a part of their keys: `keys` is the panel of these. */
+static void transpose_tile(const struct call *c, const char *keys, int count, char *values)
+{
+    const struct arithmetic *f = c->arithmetic;
+    char stored[(MOST_DIM + 1) * STEP_BYTES];
+    memset(values, 0, c->value_panels * panel_bytes(f, PANEL));
+    for (int k = 0; k < PANEL && k < count; k++) {
+        panel_get_column(keys, k, PANEL, stored, key_steps(f, c->layer->dim));
+        put_value(c, stored, k, values);
     }
 }
 
@@ -174,6 +204,10 @@ size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, i
             struct slot slot = slot_of(c, sequence, position, kv_head);
             *keys = slot.keys;
             *values = slot.values + panel_bytes(f, slot.index);
+            if (!c->layer->value_dim) continue;
+            transpose_tile(c, slot.keys, end - position, spare);
+            *values = spare;
+            spare += cache_spare_bytes(c, 1);
             continue;
         }
         char *tile_values = spare + key_bytes(f, PANEL, c->layer->dim);
@@ -182,12 +216,13 @@ size_t cache_tiles(const struct call *c, int sequence, int kv_head, int first, i
         *values = tile_values;
         spare += cache_spare_bytes(c, 1);
     }
-    return panel_bytes(f, c->key_columns == PANEL ? c->layer->block_size : PANEL);
+    return panel_bytes(f, c->key_columns == PANEL && !c->layer->value_dim ? c->layer->block_size : PANEL);
 }
 
 size_t cache_spare_bytes(const struct call *c, int tiles)
 {
     const struct arithmetic *f = c->arithmetic;
-    if (c->key_columns == PANEL) return 0;
-    return tiles * (key_bytes(f, PANEL, c->layer->dim) + c->value_panels * panel_bytes(f, PANEL));
+    size_t values = c->value_panels * panel_bytes(f, PANEL);
+    if (c->key_columns == PANEL) return c->layer->value_dim ? tiles * values : 0;
+    return tiles * (key_bytes(f, PANEL, c->layer->dim) + values);
 }

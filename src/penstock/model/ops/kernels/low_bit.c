@@ -4,14 +4,17 @@
  * memory, for each weight is read once. The time was not measured. */
 #include "low_bit_layout.h"
 
+#include <math.h>
+
 #if HAS_LOW_BIT
 extern const struct arithmetic low_bit_int4, low_bit_int8, low_bit_int4_centred, low_bit_int8_centred, low_bit_int8_fine;
+extern const struct arithmetic low_bit_mxfp4;
 
 const struct arithmetic *low_bit_arithmetic(enum low_bit kind)
 {
     static const struct arithmetic *const all[] = {
         [INT4] = &low_bit_int4, [INT8] = &low_bit_int8, [INT4_CENTRED] = &low_bit_int4_centred,
-        [INT8_CENTRED] = &low_bit_int8_centred, [INT8_FINE] = &low_bit_int8_fine,
+        [INT8_CENTRED] = &low_bit_int8_centred, [INT8_FINE] = &low_bit_int8_fine, [MXFP4] = &low_bit_mxfp4,
     };
     return all[kind];
 }
@@ -61,7 +64,8 @@ void low_bit_pack(char *panel, const struct arithmetic *a, const struct codes *c
             put_codes(step, f.bits, column, values);
             for (int group = 0; group < f.groups && start + group * GROUP / f.groups < k; group++) {
                 size_t at = (size_t)(first + column) * codes->groups + (start + group * GROUP / f.groups) / size;
-                memcpy((char *)scales_at(step, f, group) + 2 * column, codes->scales + at, 2);
+                int size = SCALE_BYTES(f);
+                memcpy((char *)scales_at(step, f, group) + size * column, (const char *)codes->scales + size * at, size);
                 if (f.minimums) memcpy((char *)minimums_at(step, f, group) + 2 * column, codes->minimums + at, 2);
             }
         }
@@ -80,14 +84,22 @@ static float from_half(const char *at)
     return half >> 15 ? -x : x;
 }
 
+static float scale_at(const char *scales, struct layout f, int column)
+{
+    if (!f.e2m1) return from_half(scales + 2 * column);
+    return ldexpf(1.0f, (uint8_t)scales[column] - 127);
+}
+
 void low_bit_column(const struct arithmetic *a, const char *panel, int column, float unit, float *out, int k)
 {
+    static const uint8_t twice[] = {TWICE_E2M1};
     struct layout f = layout_of(a);
     for (int start = 0; start < k; start += GROUP, panel += STEP(f)) {
         uint8_t values[GROUP];
         get_codes(panel, f.bits, column, values);
+        for (int i = 0; i < GROUP && f.e2m1; i++) values[i] = twice[values[i]];
         for (int group = 0, size = GROUP / f.groups; group < f.groups; group++) {
-            float scale = from_half(scales_at(panel, f, group) + 2 * column);
+            float scale = scale_at(scales_at(panel, f, group), f, column);
             float minimum = f.minimums ? from_half(minimums_at(panel, f, group) + 2 * column) : 0.0f;
             for (int i = group * size; i < (group + 1) * size && start + i < k; i++)
                 out[start + i] = ((float)(values[i] - (f.minimums ? 0 : MIDDLE(f))) * scale + minimum) * unit;

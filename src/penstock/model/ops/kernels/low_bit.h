@@ -13,7 +13,11 @@
  * One step of a panel is 32 values: their codes as [4][16 columns][4] bytes for 4 bits, where a byte holds the values
  * 8 i + j in its lower and 8 i + 4 + j in its upper half, or [8][16][4] for 8 bits; then the 16 scales and the 16
  * minimums of each group, in half precision. Those are kept in a unit, a power of two, that brings the weight's largest
- * into the middle of what a half can say. */
+ * into the middle of what a half can say.
+ *
+ * MXFP4: a code is one of sixteen floats (e2m1), twice of which is a whole number from -12 to 12; looked up it is that
+ * number, counted from -12, and multiplied as codes of 8 bits are. Its scale is the exponent of a power of two, one
+ * byte (e8m0), so weights take 4.25 bits, and nothing is rounded. */
 #pragma once
 
 #include "product.h"
@@ -28,14 +32,15 @@
 /* A weight [n, k] to be packed. Mirrored in library.py. */
 struct codes {
     const uint8_t *values; /* [n, k], one to a byte */
-    const uint16_t *scales, *minimums; /* [n, groups], half precision; no minimums: codes count from the middle */
+    const void *scales; /* [n, groups], half precision; exponents of MXFP4: bytes */
+    const uint16_t *minimums; /* the same; or NULL: codes count from the middle */
     const int32_t *order; /* [k], as struct linear's; or NULL */
     int32_t groups; /* of equal sizes, multiples of a panel's; or one */
     float unit;
     int32_t precise; /* whether rows have two digits throughout */
 };
 
-enum low_bit { INT4, INT8, INT4_CENTRED, INT8_CENTRED, INT8_FINE }; /* fine: groups of 16, with minimums */
+enum low_bit { INT4, INT8, INT4_CENTRED, INT8_CENTRED, INT8_FINE, MXFP4 }; /* fine: groups of 16, with minimums */
 
 /* NULL where this machine has no instruction for it. */
 const struct arithmetic *low_bit_arithmetic(enum low_bit kind);

@@ -19,7 +19,8 @@
 #define STEP_CODES (QUADS * QUAD_BYTES)
 #define BATCH 4 /* rows that take turns: as many sums as there are registers for */
 /* Bits of the first digit where there is a second. Codes of 4 bits leave room in their bytes to be shifted by 4. */
-#define DIGIT(f) ((f).bits == 4 && !(f).precise ? 4 : 7)
+#define SHIFTS(f) ((f).bits == 4 && !(f).e2m1)
+#define DIGIT(f) (SHIFTS(f) && !(f).precise ? 4 : 7)
 
 struct group {
     int8_t values[GROUP]; /* where there are second digits: first digits */
@@ -133,6 +134,12 @@ INLINE __m512i splat_four(const void *values)
 
 INLINE vf halves(const char *at) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at)); }
 
+/* Powers of two, by their exponents. The least of all, which a float has no exponent for, is as good as nothing. */
+INLINE vf powers(const char *at)
+{
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)), 23);
+}
+
 /* One step of a panel, in registers. */
 struct step {
     __m512i codes[QUADS];
@@ -140,21 +147,25 @@ struct step {
     const char *wide; /* the codes that second digits meet, [QUADS] of QUAD_BYTES */
 };
 
-/* Codes of 4 bits meet a wide quad's second digits shifted, in `shifted`; others where they are. */
+/* Codes of 4 bits meet a wide quad's second digits shifted, in `shifted`, where those that are looked up are as they
+ * are; others meet them in the panel. */
 INLINE struct step load_step(const char *w, char shifted[STEP_CODES], const struct layout f)
 {
     struct step s = {.wide = f.bits == 4 ? shifted : w};
     const __m512i lower = _mm512_set1_epi8(15);
+    const __m512i twice = _mm512_broadcast_i32x4(_mm_setr_epi8(TWICE_E2M1));
     UNROLL for (int i = 0; i < QUADS; i++)
         if (f.bits == 8) s.codes[i] = _mm512_loadu_si512(w + QUAD_BYTES * i);
         else {
             __m512i both = _mm512_loadu_si512(w + QUAD_BYTES * (i / 2)), others = _mm512_andnot_si512(lower, both);
             s.codes[i] = i % 2 ? _mm512_srli_epi16(others, 4) : _mm512_and_si512(both, lower);
-            if (!f.precise)
+            if (f.e2m1) s.codes[i] = _mm512_shuffle_epi8(twice, s.codes[i]);
+            if (!f.precise && f.e2m1) _mm512_store_si512(shifted + QUAD_BYTES * i, s.codes[i]);
+            else if (!f.precise)
                 _mm512_store_si512(shifted + QUAD_BYTES * i, i % 2 ? others : _mm512_slli_epi16(s.codes[i], DIGIT(f)));
         }
     UNROLL for (int g = 0; g < f.groups; g++) {
-        s.scales[g] = halves(scales_at(w, f, g));
+        s.scales[g] = f.e2m1 ? powers(scales_at(w, f, g)) : halves(scales_at(w, f, g));
         if (f.minimums) s.minimums[g] = halves(minimums_at(w, f, g));
     }
     return s;
@@ -166,7 +177,7 @@ INLINE struct step load_step(const char *w, char shifted[STEP_CODES], const stru
 INLINE void add_seconds(__m512i sums[2], const struct group *x, const char *wide, const struct layout f)
 {
     __m512i codes = _mm512_loadu_si512(wide + x->wide), four = splat_four(x->seconds);
-    if (f.bits == 4) {
+    if (SHIFTS(f)) {
         sums[0] = _mm512_dpbusd_epi32(sums[0], codes, four);
         return;
     }
@@ -287,7 +298,8 @@ INLINE void product_low_bit(const struct product *t, const int last, const struc
 #define ARITHMETIC(name, twin, kind, is_precise)                                                                       \
     INLINE struct layout layout_##name(void)                                                                           \
     {                                                                                                                  \
-        return (struct layout){layouts[kind].bits, layouts[kind].groups, layouts[kind].minimums, is_precise};          \
+        return (struct layout){layouts[kind].bits, layouts[kind].groups, layouts[kind].minimums, is_precise,           \
+                               layouts[kind].e2m1};                                                                    \
     }                                                                                                                  \
     KERNEL(name, 0) KERNEL(name, 1) KERNEL(name, 2) KERNEL(name, 3)                                                    \
     static void round_for_##name(const float *from, void *to, int count)                                               \

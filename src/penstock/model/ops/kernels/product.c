@@ -146,6 +146,7 @@ const struct arithmetic *arithmetic_at(int index)
         low_bit_arithmetic(INT4_CENTRED),
         low_bit_arithmetic(INT8_CENTRED),
         low_bit_arithmetic(INT8_FINE),
+        low_bit_arithmetic(MXFP4),
     };
     return index < (int)(sizeof all / sizeof *all) ? all[index] : NULL;
 }

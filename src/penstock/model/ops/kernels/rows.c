@@ -150,6 +150,33 @@ void clamped_swiglu(struct pool *pool, const float *x, float *out, int m, int n,
     run_rows(pool, &j, clamped_chunk);
 }
 
+struct gates {
+    const float *x, *gates;
+    float *out;
+    int m, n, stride, rows_per_chunk;
+};
+
+static void sigmoid_chunk(void *argument, int chunk, int thread)
+{
+    (void)thread;
+    const struct gates *j = argument;
+    int end = (chunk + 1) * j->rows_per_chunk;
+    for (int r = chunk * j->rows_per_chunk; r < (end < j->m ? end : j->m); r++) {
+        const float *x = j->x + (size_t)r * j->n, *gates = j->gates + (size_t)r * j->stride;
+        float *out = j->out + (size_t)r * j->n;
+        int i = 0;
+        for (; i + VL <= j->n; i += VL) store(out + i, load(x + i) / (1.0f + vexp(-load(gates + i))));
+        for (; i < j->n; i++) out[i] = x[i] / (1.0f + expf(-gates[i]));
+    }
+}
+
+/* x * sigmoid(gates), [m, n]; rows of the gates lie `stride` apart */
+void sigmoid_mul(struct pool *pool, const float *x, const float *gates, float *out, int m, int n, int stride)
+{
+    struct gates j = {x, gates, out, m, n, stride, 1 + CHUNK_VALUES / n};
+    pool_run(pool, (m + j.rows_per_chunk - 1) / j.rows_per_chunk, sigmoid_chunk, &j);
+}
+
 void cap_row(float *x, int n, float cap)
 {
     float twice = 2.0f / cap; /* tanh x = 1 - 2 / (1 + e^2x) */

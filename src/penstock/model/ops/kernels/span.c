@@ -160,7 +160,7 @@ void attend_span(const struct call *c, const struct rows *rows, int span, struct
 int span_fetch(const struct call *c, const struct rows *rows, int span, struct work *w)
 {
     struct range part = part_of(rows, span);
-    if (part.from >= part.to || c->key_columns != PANEL) return 0;
+    if (part.from >= part.to || c->key_columns != PANEL || c->layer->value_dim) return 0;
     cache_tiles(c, rows->sequence, rows->kv_head, part.from, part.to, w->next, w->values, w->spare);
     return ceil_div(part.to - part.from, PANEL);
 }

@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.core.errors import ConfigError, ModelUnsupported
+from penstock.core.errors import ConfigError
 from penstock.core.model_config import Activation
 from penstock.model.batch import Batch
 from penstock.model.ops import (
     AttentionSpec,
+    Choose,
+    DeltaSpec,
     ExpertLinears,
     ExpertWeights,
     KVShape,
@@ -36,9 +38,11 @@ from penstock.model.ops import (
     one_by_one,
 )
 from penstock.model.ops.experts import ExpertMap
+from penstock.model.ops.reference import HeadProducts
 from penstock.model.ops.triton.attention.decode import attend_decodes
 from penstock.model.ops.triton.attention.decode_plan import DecodePlan, plan_decodes
 from penstock.model.ops.triton.attention.kv_store import store_chunks, store_singles
+from penstock.model.ops.triton.attention.latent import attend_latents
 from penstock.model.ops.triton.attention.merge import merge_parts
 from penstock.model.ops.triton.attention.prefill import attend_chunks
 from penstock.model.ops.triton.attention.shared_prefix import attend_shared
@@ -48,12 +52,14 @@ from penstock.model.ops.triton.linear import gemv
 from penstock.model.ops.triton.linear.formats import MULTIPLE, ByteLinear, FloatLinear, Fp8Linear, GpuLinear, Int8Linear
 from penstock.model.ops.triton.linear.int4_pack import narrowed
 from penstock.model.ops.triton.linear.w4a16_linear import W4A16Linear
+from penstock.model.ops.triton.linear_attention.delta import delta_rule
 from penstock.model.ops.triton.lora.slots import TritonSlots
 from penstock.model.ops.triton.moe import experts, routing
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 from penstock.model.sequence import TokenSplit
 
 if TYPE_CHECKING:
@@ -73,7 +79,7 @@ class Step:
 class TritonKV(LayerKV):
     """Keys and values [num_blocks, kv_heads, block_size, head_dim]: views of all the layers' cache."""
 
-    pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]
+    pool: Tensor  # [layers, 2, num_blocks, kv_heads, block_size, head_dim]; 1 for 2 where values are a part of keys
 
 
 class TritonOps:
@@ -97,6 +103,9 @@ class TritonOps:
     def head(self, table: Weight) -> Linear:
         return self._table(table)
 
+    def head_linears(self, weights: Tensor) -> Linear:
+        return HeadProducts(self._store(weights).transpose(1, 2).contiguous())
+
     def embedding(self, table: Weight) -> Linear:
         return self._lookup(self._table(table))
 
@@ -112,11 +121,9 @@ class TritonOps:
         is_part: bool = False,
         activation: Activation = "silu",
     ) -> ExpertLinears:
-        if activation != "silu":
-            raise ModelUnsupported("experts with a clamped SwiGLU run on a CPU only")
-        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight)
+        integers = () if self.weight_dtype is torch.float32 else (GroupedWeight, Int8Weight, Mxfp4Weight)
         keeps = (*integers, Fp8Weight) if self._has_fp8 else integers
-        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps)
+        stacks = experts.stacked(weights, count, self.weight_dtype, self.device, keeps, activation)
         return replace(stacks, is_part=is_part)
 
     def route(
@@ -127,7 +134,10 @@ class TritonOps:
         normalized: bool,
         experts: ExpertMap | None = None,
         batch: Batch | None = None,
+        choose: Choose | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if choose is not None:
+            return routing.chosen(choose(logits, per_token), experts, batch)
         return routing.topk(logits, per_token, normalized=normalized, experts=experts, batch=batch)
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
@@ -186,10 +196,16 @@ class TritonOps:
             message = f"block_size is {shape.block_size}, but a GPU needs a multiple of {MIN_BLOCK_SIZE}"
             raise ConfigError(message, param="block_size")
         self._num_kv_heads = shape.num_kv_heads
-        size = (shape.num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        caches = 2 if shape.value_dim is None else 1
+        size = (shape.num_layers, caches, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
         pool = (zeros or torch.zeros)(size, dtype=self.kv_dtype, device=self.device)
         self._block_size, self._tokens = shape.block_size, shape.tokens
-        return [TritonKV(layer[0], layer[1], shape.block_size, pool, tokens=shape.tokens) for layer in pool]
+
+        def layer(caches: Tensor) -> TritonKV:
+            values = None if shape.value_dim is not None else caches[1]
+            return TritonKV(caches[0], values, shape.block_size, pool, tokens=shape.tokens)
+
+        return [layer(caches) for caches in pool]
 
     def settle_kv(self, kv: Sequence[LayerKV]) -> None:
         pass
@@ -201,6 +217,10 @@ class TritonOps:
         self._step = Step(batch, plan)
 
     def attention(self, qkv: Tensor, spec: AttentionSpec, rope: Rope, kv: LayerKV, batch: Batch) -> Tensor:
+        if spec.value_dim is not None:
+            step, out = self._step_of(batch), qkv.new_empty(batch.num_tokens, spec.num_heads * spec.value_dim)
+            attend_latents(qkv, spec, rope, kv, batch, step.plan, out)
+            return out
         if spec.sequence is None:
             return self.attended(qkv, spec, rope, kv, batch)
         lse = qkv.new_empty(batch.num_tokens, spec.num_group_heads, dtype=torch.float32)
@@ -221,9 +241,7 @@ class TritonOps:
     ) -> Tensor:
         """Over the tokens that the cache keeps. `lse` [tokens, heads] float32: where log-sum-exps of scores go, if
         other ranks keep more of them."""
-        step = self._step
-        assert step is not None, "a step must begin first"
-        assert step.batch is batch, "another step was begun"
+        step = self._step_of(batch)
         out = qkv.new_empty(batch.num_tokens, spec.num_heads * spec.head_dim)
         if lse is not None:
             out.zero_()  # rows of padding, which nobody writes, are merged too
@@ -237,6 +255,18 @@ class TritonOps:
             shared = attend_shared(qkv, spec, rope, kv, batch, out) if batch.shared else None
             attend_decodes(qkv, spec, rope, kv, batch, step.plan, out, shared=shared, lse=lse)
         return out
+
+    def _step_of(self, batch: Batch) -> Step:
+        step = self._step
+        assert step is not None, "a step must begin first"
+        assert step.batch is batch, "another step was begun"
+        return step
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return (x * gates.float().sigmoid()).to(x.dtype)
+
+    def delta_rule(self, projected: Tensor, ba: Tensor, spec: DeltaSpec, batch: Batch) -> Tensor:
+        return delta_rule(projected, ba, spec, batch)
 
     def run_layers(self, layers: Sequence[Layer], stream: Stream, kv: Sequence[LayerKV], batch: Batch) -> None:
         one_by_one(layers, stream, kv, batch)

@@ -27,11 +27,12 @@ from penstock.model.ops.triton.attention.online_softmax import (
     log_sum_exp,
     nothing_yet,
     outputs,
+    sinks_alone,
     store_partial,
 )
 from penstock.model.ops.triton.attention.prefill import keys_per_tile
 from penstock.model.ops.triton.attention.rope import Rotation, Shape, as_stored, load_rotated
-from penstock.model.ops.triton.attention.token_split import keeps, kept
+from penstock.model.ops.triton.attention.token_split import keeps, kept, oldest_seen
 from penstock.model.ops.triton.common.pdl import has_pdl, wait_for_previous
 from penstock.model.ops.triton.common.tiling import Tiling
 
@@ -68,8 +69,9 @@ def attend_decodes(
         out,
         lse,
         kv.keys,
-        kv.values,
+        kv.own_values,
         Rotation.of(spec, rope),
+        spec.sinks if shape.has_sinks else None,
         batch.context_lens if lse is not None else None,
         batch.block_tables,
         plan.chunks,
@@ -106,6 +108,7 @@ def _attend_decodes_kernel(
     keys_ptr,
     values_ptr,
     rotation,
+    sinks_ptr,
     context_lens_ptr,
     block_tables_ptr,
     chunks_ptr,
@@ -150,7 +153,7 @@ def _attend_decodes_kernel(
     is_here = keeps(position, SHAPE)
     oldest = 0
     if WINDOW:
-        oldest = kept(tl.maximum(position + 1 - WINDOW, 0), SHAPE)
+        oldest = kept(oldest_seen(position, SHAPE), SHAPE)
         if chunk_end <= oldest:
             return
         first_chunk += oldest // (chunk_end - begin)
@@ -187,6 +190,8 @@ def _attend_decodes_kernel(
     q = tl.where(is_key[:, None], k_stored.to(q.dtype), q)
 
     acc, total, highest = nothing_yet(BLOCK_M, BLOCK_D)
+    if SHAPE.has_sinks:  # once for a sequence: with its new token
+        acc, total, highest = sinks_alone(sinks_ptr, head, is_query & is_last, BLOCK_D)
     for start in tl.range(begin, end, BLOCK_N):
         slot = ((block.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * SHAPE.block_size + start % SHAPE.block_size) * D
         # A block's id is loaded one turn ahead: the pipeline of tiles must not wait for it.

@@ -55,7 +55,7 @@ def _store(
     _store_kernel[(num_tiles, spec.num_kv_heads)](
         qkv,
         kv.keys,
-        kv.values,
+        kv.own_values,
         kv.key_scale,
         kv.value_scale,
         Rotation.of(spec, rope),

@@ -30,7 +30,11 @@ class Partials(NamedTuple):
 
     @classmethod
     def empty(cls, num_pieces: int, spec: AttentionSpec, device: torch.device) -> Partials:
-        shapes = (num_pieces, spec.num_heads, spec.head_dim), (num_pieces, spec.num_heads), (num_pieces, spec.num_heads)
+        return cls.of_width(num_pieces, spec.num_heads, spec.head_dim, device)
+
+    @classmethod
+    def of_width(cls, num_pieces: int, num_heads: int, width: int, device: torch.device) -> Partials:
+        shapes = (num_pieces, num_heads, width), (num_pieces, num_heads), (num_pieces, num_heads)
         return cls(*(torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes))
 
 
@@ -39,6 +43,15 @@ def nothing_yet(ROWS: tl.constexpr, DIM: tl.constexpr):
     # Finite: a mask may hide all of a row's first keys, and infinity less infinity is NaN.
     highest = tl.full([ROWS], -1e30, tl.float32)
     return tl.zeros([ROWS, DIM], tl.float32), tl.zeros([ROWS], tl.float32), highest
+
+
+@triton.jit
+def sinks_alone(sinks_ptr, head, has_sink, DIM: tl.constexpr):
+    """Rows that have met their head's sink and no key yet: a score that has its share of the weights, and no value. Of
+    all that is joined for a row, one state has it (`has_sink` [rows]); the others have seen nothing."""
+    acc, total, highest = nothing_yet(head.shape[0], DIM)
+    sinks = tl.load(sinks_ptr + head, mask=has_sink, other=0.0) * 1.4426950408889634  # in powers of two
+    return acc, tl.where(has_sink, 1.0, total), tl.where(has_sink, sinks, highest)
 
 
 @triton.jit

@@ -20,9 +20,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from penstock.model.batch import Batch
 from penstock.model.ops import AttentionSpec, LayerKV, Rope
 from penstock.model.ops.triton.attention.kv_store import chunk_of
-from penstock.model.ops.triton.attention.online_softmax import LOG2_E, capped, log_sum_exp, nothing_yet, outputs
+from penstock.model.ops.triton.attention.online_softmax import (
+    LOG2_E,
+    capped,
+    log_sum_exp,
+    nothing_yet,
+    outputs,
+    sinks_alone,
+)
 from penstock.model.ops.triton.attention.rope import BATCH_NUMBERS, BATCH_POINTERS, Rotation, Shape, load_rotated
-from penstock.model.ops.triton.attention.token_split import kept
+from penstock.model.ops.triton.attention.token_split import kept, oldest_seen
 from penstock.model.ops.triton.common.tiling import Tiling
 
 
@@ -63,8 +70,9 @@ def attend_chunks(
         out,
         lse,
         tiles_of(kv.keys, tiling.block_n, shape),
-        tiles_of(kv.values, tiling.block_n, shape),
+        tiles_of(kv.own_values, tiling.block_n, shape),
         Rotation.of(spec, rope),
+        spec.sinks if shape.has_sinks else None,
         batch.query_starts,
         batch.context_lens,
         batch.block_tables,
@@ -148,6 +156,7 @@ def _attend_chunks_kernel(
     keys,
     values,
     rotation,
+    sinks_ptr,
     query_starts_ptr,
     context_lens_ptr,
     block_tables_ptr,
@@ -194,11 +203,14 @@ def _attend_chunks_kernel(
     all_see_from = 0
     oldest = ends
     if WINDOW:
-        oldest = kept(tl.maximum(positions + 1 - WINDOW, 0), SHAPE)
-        begin = kept(tl.maximum(first_position - WINDOW + 1, 0), SHAPE) // BLOCK_N * BLOCK_N
-        all_see_from = tl.minimum(tl.cdiv(kept(tl.maximum(last_end - WINDOW, 0), SHAPE), BLOCK_N) * BLOCK_N, end)
+        oldest = kept(oldest_seen(positions, SHAPE), SHAPE)
+        begin = kept(oldest_seen(first_position, SHAPE), SHAPE) // BLOCK_N * BLOCK_N
+        last_oldest = kept(oldest_seen(last_end - 1, SHAPE), SHAPE)
+        all_see_from = tl.minimum(tl.cdiv(last_oldest, BLOCK_N) * BLOCK_N, end)
 
     state = nothing_yet(BLOCK_M, SHAPE.block_dim)
+    if SHAPE.has_sinks:
+        state = sinks_alone(sinks_ptr, head, inside, SHAPE.block_dim)
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     if WINDOW:
         state = attend_tiles(

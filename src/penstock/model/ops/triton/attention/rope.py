@@ -34,11 +34,13 @@ class Shape:
     block_dim: int  # of a tile: a power of two, and 16 are the least that a matrix product takes
     block_size: int
     window: int  # 0: none
+    in_chunks: bool  # contexts are cut into chunks of `window` tokens
     has_norm: bool
     cap: float  # of scores; 0: none
     precision: str  # of products
     place: int = 0  # of every `ranks` blocks of a sequence, the one that is kept here
     ranks: int = 1
+    has_sinks: bool = False  # here: of ranks that share out tokens, the first counts them
 
     @classmethod
     def of(cls, spec: AttentionSpec, kv: LayerKV, dtype: torch.dtype) -> Shape:
@@ -49,11 +51,13 @@ class Shape:
             block_dim=max(triton.next_power_of_2(spec.head_dim), 16),
             block_size=kv.block_size,
             window=spec.window or 0,
+            in_chunks=spec.in_chunks,
             has_norm=spec.q_norm is not None,
             cap=spec.cap or 0.0,
             precision="ieee" if dtype is torch.float32 else "tf32",
             place=kv.tokens.place,
             ranks=kv.tokens.size,
+            has_sinks=spec.sinks is not None and kv.tokens.place == 0,
         )
 
     @property

@@ -60,7 +60,7 @@ def attend_shared(
         qkv,
         out,
         tiles_of(kv.keys, tiling.block_n, shape),
-        tiles_of(kv.values, tiling.block_n, shape),
+        tiles_of(kv.own_values, tiling.block_n, shape),
         Rotation.of(spec, rope),
         partials,
         batch.query_starts,

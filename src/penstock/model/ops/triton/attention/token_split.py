@@ -27,5 +27,15 @@ def kept(count, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def oldest_seen(positions, SHAPE: tl.constexpr):
+    """The first position that a token sees where there is a window."""
+    if SHAPE.in_chunks:
+        oldest = positions // SHAPE.window * SHAPE.window
+    else:
+        oldest = tl.maximum(positions + 1 - SHAPE.window, 0)
+    return oldest
+
+
+@triton.jit
 def keeps(positions, SHAPE: tl.constexpr):
     return positions // SHAPE.block_size % SHAPE.ranks == SHAPE.place

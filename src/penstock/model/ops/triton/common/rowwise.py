@@ -153,6 +153,14 @@ def swiglu(gate, up):
 
 
 @triton.jit
+def clamped_swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """gpt-oss's (`ClampedSwiGLU`), rounded once. What is no number stays so."""
+    wide = tl.minimum(gate.to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    linear = tl.clamp(up.to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return (wide / (1.0 + tl.exp(-ALPHA * wide)) * (linear + 1.0)).to(gate.dtype)
+
+
+@triton.jit
 def _write(x, row, column, inside, out_ptr, scales_ptr, scale, COLUMNS: tl.constexpr, QUANTIZE: tl.constexpr):
     """A row of float32, or a part of one; the whole if it is quantized by its largest."""
     at = row.to(tl.int64) * COLUMNS + column

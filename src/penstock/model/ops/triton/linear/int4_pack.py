@@ -1,5 +1,5 @@
-"""Packing of weights of 4 and 8 bits in groups, in the order in which the kernels of W4A16 read them, for weights of
-any size. Done once, when a model is loaded: memory's bandwidth is the limit, and was not measured.
+"""Packing of weights of 4 and 8 bits in groups, and of MXFP4, in the order in which the kernels of W4A16 read them, for
+weights of any size. Done once, when a model is loaded: memory's bandwidth is the limit, and was not measured.
 
 A row of a weight is cut into chunks, and a chunk into parts of 32 columns: 4 of 4-bit integers, or 2 of 8-bit. A chunk
 is 32 words of 16 bits; word i holds one integer of every part, so that one shift and one mask take neighbours out of
@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 
 SPAN = 32  # words of a chunk, and columns of a part
 OUTPUTS = 64  # a weight is filled up to a multiple: no program takes more
@@ -31,7 +32,8 @@ _ROWS = 4096  # packed at a time: on the way each integer takes some bytes
 @dataclass(frozen=True)
 class PackedWeight:
     values: Tensor  # [out / 16, chunks, 2, 128] int32: two words each
-    scales: Tensor  # [groups, out, filled up and in the order of `by_tile`]
+    # [groups, out, filled up and in the order of `by_tile`]; uint8: exponents of powers of two, of 4 bits that are e2m1
+    scales: Tensor
     offsets: Tensor | None  # the same: what a group adds if its integers count from the middle
     bits: Bits
     outputs: int
@@ -43,9 +45,13 @@ class PackedWeight:
         return self.columns // int(self.scales.shape[-2])
 
     @property
+    def is_mxfp4(self) -> bool:
+        return self.scales.dtype is torch.uint8
+
+    @property
     def fits_gemm(self) -> bool:
-        """A chunk must lie within a group."""
-        return self.group_size == self.columns or self.group_size % (SPAN * 16 // self.bits) == 0
+        """A chunk must lie within a group, unless scales are powers of two: those weights are multiplied by exactly."""
+        return self.is_mxfp4 or self.group_size == self.columns or self.group_size % (SPAN * 16 // self.bits) == 0
 
     @property
     def num_bytes(self) -> int:
@@ -68,6 +74,12 @@ def pack(weight: GroupedWeight, bias: Tensor | None = None) -> PackedWeight:
     rows = torch.split(torch.arange(weight.shape[0], device=weight.values.device), _ROWS)
     values = torch.cat([_words(weight.rows(some).integers(), weight.bits) for some in rows])
     return PackedWeight(values, by_tile(weight.scales), offsets, weight.bits, weight.shape[0], weight.shape[1], bias)
+
+
+def pack_mxfp4(weight: Mxfp4Weight) -> PackedWeight:
+    rows = torch.split(torch.arange(weight.shape[0], device=weight.values.device), _ROWS)
+    values = torch.cat([_words(weight.rows(some).codes(), 4) for some in rows])
+    return PackedWeight(values, by_tile(weight.scales), None, 4, weight.shape[0], weight.shape[1])
 
 
 def narrowed(weight: GroupedWeight) -> GroupedWeight:
@@ -134,11 +146,13 @@ def columns_of(x, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def wide_tile_of(pairs, TILES: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr):
+def wide_tile_of(
+    pairs, TILES: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr, E2M1: tl.constexpr
+):
     """[tiles, 2, 128] -> [outputs, columns of a chunk], in the order of `in_packed_order`: for a warp group."""
-    first = tl.join(part_of(pairs, 0, BITS, BFLOAT16, PTX), part_of(pairs, 1, BITS, BFLOAT16, PTX))
+    first = tl.join(part_of(pairs, 0, BITS, BFLOAT16, PTX, E2M1), part_of(pairs, 1, BITS, BFLOAT16, PTX, E2M1))
     if BITS == 4:
-        second = tl.join(part_of(pairs, 2, BITS, BFLOAT16, PTX), part_of(pairs, 3, BITS, BFLOAT16, PTX))
+        second = tl.join(part_of(pairs, 2, BITS, BFLOAT16, PTX, E2M1), part_of(pairs, 3, BITS, BFLOAT16, PTX, E2M1))
         split = tl.reshape(tl.join(first, second), [TILES, 2, 8, 4, 2, 2, 2, 2, 2])  # tile, k, g, t, h, r, c, part
         ordered = tl.permute(split, [0, 5, 2, 8, 7, 1, 4, 3, 6])
     else:
@@ -171,12 +185,24 @@ def read_per_output(line):
 
 
 @triton.jit
-def per_output(values, ROWS: tl.constexpr):
-    """The same as [chunks, outputs, rows] float32, as what was multiplied."""
+def per_output(values, ROWS: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    """The same as [chunks, outputs, rows], as what was multiplied."""
     CHUNKS: tl.constexpr = values.shape[2]
     OUTPUTS: tl.constexpr = 16 * values.shape[3]
-    by_row = tl.reshape(tl.permute(values.to(tl.float32), [2, 3, 4, 1, 0]), [CHUNKS, OUTPUTS, 1, 4, 1])
+    wide = values.to(tl.float32)
+    if values.dtype == tl.uint8:  # an exponent (e8m0), put where a float has it
+        wide = (values.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    by_row = tl.reshape(tl.permute(wide.to(DTYPE), [2, 3, 4, 1, 0]), [CHUNKS, OUTPUTS, 1, 4, 1])
     return tl.reshape(tl.broadcast_to(by_row, [CHUNKS, OUTPUTS, ROWS // 8, 4, 2]), [CHUNKS, OUTPUTS, ROWS])
+
+
+@triton.jit
+def per_column(scales, DTYPE: tl.constexpr):
+    """Scales of a chunk's groups, as `read_per_output` has them -> [outputs, columns of the chunk], in the order of
+    `wide_tile_of`."""
+    GROUPS: tl.constexpr = scales.shape[2]
+    OUTPUTS: tl.constexpr = 16 * scales.shape[3]
+    return tl.reshape(tl.permute(per_output(scales, 32, DTYPE), [1, 0, 2]), [OUTPUTS, GROUPS * 32])
 
 
 @triton.jit
@@ -197,18 +223,47 @@ def _instructions(bits, part, bfloat16):
 
 
 @triton.constexpr_function
+def _e2m1_instructions(part, bfloat16):
+    """Each number's sign is put where a float has it, and exponent and mantissa where those end and begin: that is the
+    number but for a power of two, the difference of what exponents count from, with numbers below the least power
+    among those of the float. Which is what it is multiplied by."""
+    down, mask, kind, power = (
+        (6, "0x01C001C0", "bf16x2", "0x7E807E80") if bfloat16 else (3, "0x0E000E00", "f16x2", "0x74007400")
+    )
+    shift = f"shl.b32 t, $2, {12 - 4 * part};" if part < 3 else "mov.b32 t, $2;"
+    return (
+        f"{{ .reg .b32 t, m, p, z; {shift} shr.u32 m, t, {down}; and.b32 m, m, {mask}; "
+        f"lop3.b32 t, t, 0x80008000, m, 0xEA; mov.b32 p, {power}; mov.b32 z, 0x80008000; "
+        f"fma.rn.{kind} t, t, p, z; mov.b32 {{$0, $1}}, t; }}"
+    )
+
+
+@triton.jit
+def _e2m1_of(code):
+    """The same in float32, of a number's 4 bits."""
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+
+
+@triton.constexpr_function
 def zero_of(bits, bfloat16):
     """The middle as `part_of` makes it: the exponent stands for 128 in bfloat16, for 1,024 in float16."""
     return float((128 if bfloat16 else 1024) + (1 << (bits - 1)))
 
 
 @triton.jit
-def part_of(pairs, PART: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr):
+def part_of(
+    pairs, PART: tl.constexpr, BITS: tl.constexpr, BFLOAT16: tl.constexpr, PTX: tl.constexpr, E2M1: tl.constexpr = False
+):
     """[…] of two words each -> […, 2]: the integers of one part, exactly, but so much larger that the middle is
-    `zero_of`: whoever sums them up takes that away from the sum. 8 bits fit into float16 only."""
+    `zero_of`: whoever sums them up takes that away from the sum. 8 bits fit into float16 only. Numbers of e2m1 are
+    what they are."""
     tl.static_assert(BITS == 4 or not BFLOAT16)
-    INSTRUCTIONS: tl.constexpr = _instructions(BITS, PART, BFLOAT16)
-    if not PTX:
+    INSTRUCTIONS: tl.constexpr = _e2m1_instructions(PART, BFLOAT16) if E2M1 else _instructions(BITS, PART, BFLOAT16)
+    if E2M1 and not PTX:
+        wide = tl.join(_e2m1_of((pairs >> (4 * PART)) & 15), _e2m1_of((pairs >> (4 * PART + 16)) & 15))
+        result = wide.to(tl.bfloat16) if BFLOAT16 else wide.to(tl.float16)
+    elif not PTX:
         low = (pairs >> (BITS * PART)) & ((1 << BITS) - 1)
         high = (pairs >> (BITS * PART + 16)) & ((1 << BITS) - 1)
         wide = tl.join(low, high).to(tl.float32) + (128.0 if BFLOAT16 else 1024.0)

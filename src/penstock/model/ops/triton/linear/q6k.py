@@ -202,6 +202,7 @@ def add_turn(
     PARTS: tl.constexpr = 16 // BITS
     HALVES: tl.constexpr = 2 if GROUP == 16 else 1
     BFLOAT16: tl.constexpr = BITS == 4 and x.dtype == tl.bfloat16
+    E2M1: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8  # MXFP4: these count from nothing
     TURN: tl.constexpr = acc.shape[0]
     ROWS: tl.constexpr = acc.shape[2]
     TILES: tl.constexpr = acc.shape[1] // 16
@@ -224,12 +225,15 @@ def add_turn(
             own = columns
             if HALVES == 2:
                 own = tl.where(is_second == (half == 1), columns, tl.zeros_like(columns))
-            sums = tl.dot(ones, own, sums)
-            raw = tl.dot(tile_of(part_of(words, part, BITS, BFLOAT16, PTX), TILES, TURN), own, raw)
+            if not E2M1:
+                sums = tl.dot(ones, own, sums)
+            raw = tl.dot(tile_of(part_of(words, part, BITS, BFLOAT16, PTX, E2M1), TILES, TURN), own, raw)
             if part == PARTS - 1 or (part + 1) * 32 % GROUP == 0:  # a group may end here
                 if scales is None or part * 32 + half * 16 >= GROUP:
                     scales = read_groups(scales_ptr, chunk, part, half, tile, filled, COLUMNS, GROUP, PARTS)
-                acc += (raw - zero_of(BITS, BFLOAT16) * repeated(sums, TILES)) * per_output(scales, ROWS)
+                if not E2M1:
+                    raw -= zero_of(BITS, BFLOAT16) * repeated(sums, TILES)
+                acc += raw * per_output(scales, ROWS)
                 if HAS_OFFSETS:
                     offsets = read_groups(offsets_ptr, chunk, part, half, tile, filled, COLUMNS, GROUP, PARTS)
                     acc += repeated(sums, TILES) * per_output(offsets, ROWS)

@@ -25,6 +25,7 @@ from penstock.model.ops.triton.linear.int4_pack import (
     SPAN,
     PackedWeight,
     in_packed_order,
+    per_column,
     per_output,
     read_per_output,
     wide_tile_of,
@@ -124,6 +125,7 @@ def multiply_chunks(
     CHUNKS: tl.constexpr = (COLUMNS + CHUNK - 1) // CHUNK
     PADDED: tl.constexpr = (COLUMNS + 31) // 32 * 32
     BFLOAT16: tl.constexpr = BITS == 4 and x_ptr.dtype.element_ty == tl.bfloat16
+    E2M1: tl.constexpr = scales_ptr.dtype.element_ty == tl.uint8  # MXFP4
     k = tl.arange(0, CHUNK)
     place = tl.arange(0, 2)[None, :, None] * 128 + tl.arange(0, 128)[None, None, :]
     words = words_ptr + tile[:, None, None] * (CHUNKS * 256) + place
@@ -135,14 +137,20 @@ def multiply_chunks(
         ahead = tl.load(words + tl.minimum(chunk + 1, CHUNKS - 1) * 256)
         inside = is_row[None, :] & (chunk * CHUNK + k < PADDED)[:, None]
         x = tl.load(rows + chunk * CHUNK, mask=inside, other=0.0)
-        raw = tl.dot(wide_tile_of(pairs, TILES, BITS, BFLOAT16, PTX), x)
-        at = (chunk * CHUNK // GROUP * filled + line)[None, :]
-        scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
-        sums = tl.load(sums_ptr + row * CHUNKS + chunk, mask=is_row, other=0.0)[None, :]
-        acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
-        if HAS_OFFSETS:
-            offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
-            acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
+        weight = wide_tile_of(pairs, TILES, BITS, BFLOAT16, PTX, E2M1)
+        if E2M1:  # a power of two for each group: weights are scaled, and it costs them nothing
+            group = tl.minimum(chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP), COLUMNS // GROUP - 1)
+            scales = read_per_output(scales_ptr + group[:, None] * filled + line[None, :])
+            acc = tl.dot(weight * per_column(scales, x.dtype), x, acc)
+        else:
+            raw = tl.dot(weight, x)
+            at = (chunk * CHUNK // GROUP * filled + line)[None, :]
+            scale = tl.reshape(per_output(read_per_output(scales_ptr + at), BLOCK_M), [16 * TILES, BLOCK_M])
+            sums = tl.load(sums_ptr + row * CHUNKS + chunk, mask=is_row, other=0.0)[None, :]
+            acc += (raw - sums * zero_of(BITS, BFLOAT16)) * scale
+            if HAS_OFFSETS:
+                offset = per_output(read_per_output(offsets_ptr + at), BLOCK_M)
+                acc += sums * tl.reshape(offset, [16 * TILES, BLOCK_M])
     return acc
 
 

@@ -44,12 +44,14 @@ def down_combine(
         shares,
         weight.values,
         weight.scales,
+        weight.bias,
         out,
         OUTPUTS=outputs,
         COLUMNS=weight.values.shape[2],
         PER_TOKEN=per_token,
         IS_BYTES=weight.is_bytes,
         IS_SHRUNK=grows(weight, dtype),
+        HAS_BIAS=weight.bias is not None,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         SPLIT_K=tiling.split_k,
@@ -68,12 +70,14 @@ def _down_combine_kernel(
     shares_ptr,
     weight_ptr,
     scales_ptr,
+    bias_ptr,
     out_ptr,
     OUTPUTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     IS_BYTES: tl.constexpr,
     IS_SHRUNK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
@@ -104,5 +108,8 @@ def _down_combine_kernel(
         made *= tl.load(scales_ptr + line)
     if IS_SHRUNK:
         made *= 1 / SHRINK
+    if HAS_BIAS:  # of an expert's warps, one adds it
+        is_theirs = (group % SPLIT_K == 0) & (expert >= 0)
+        made += tl.load(bias_ptr + line, mask=is_theirs[:, None], other=0.0).to(tl.float32)
     total = tl.sum(made * share[:, None], axis=0)
     tl.store(out_ptr + tl.program_id(1) * OUTPUTS + n, total.to(out_ptr.dtype.element_ty))

@@ -17,20 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.core.errors import ModelCorrupt
+from penstock.core.model_config import Activation, ClampedSwiGLU
 from penstock.model.ops import ExpertWeights
 from penstock.model.ops.triton.common.device import capability
 from penstock.model.ops.triton.common.rowwise import silu_mul
 from penstock.model.ops.triton.common.tiling import Tiling
-from penstock.model.ops.triton.linear.int4_pack import can_pack, narrowed, pack
+from penstock.model.ops.triton.linear.int4_pack import PackedWeight, can_pack, narrowed, pack, pack_mxfp4
 from penstock.model.ops.triton.moe import grouped_gemm, w4a16_experts
 from penstock.model.ops.triton.moe.down_combine import can_sum, down_combine
-from penstock.model.ops.triton.moe.grouped_gemm import Stack
+from penstock.model.ops.triton.moe.grouped_gemm import SWIGLU, Gate, Stack
 from penstock.model.ops.triton.moe.routing import FEW, Blocks, blocks_of, combine, reordered
 from penstock.model.ops.triton.moe.w4a16_experts import TILE, PackedStack
 from penstock.model.quantized import Weight, plain
 from penstock.model.quantized.fp8 import Fp8Weight
 from penstock.model.quantized.grouped import GroupedWeight
 from penstock.model.quantized.int8 import Int8Weight
+from penstock.model.quantized.mxfp4 import Mxfp4Weight
 
 ALONE = 4  # times as many experts as pairs: then each token sums up its own
 LONG = 4096  # columns: more are shared by more warps
@@ -41,27 +43,28 @@ MANY = 256  # rows an expert: of long ones torch's product of groups is faster t
 class GroupedExperts:
     gate_up: Stack | PackedStack
     down: Stack | PackedStack
-    pack: Callable[[Weight], Stack | PackedStack]  # a stack of one expert
+    pack: Callable[[Weight, Tensor | None], Stack | PackedStack]  # a stack of one expert
     is_part: bool = False  # other ranks have more of the layer's experts: some pairs are elsewhere
+    gate: Gate = SWIGLU
 
     def put(self, slot: int, expert: ExpertWeights) -> None:
         """See `ExpertLinears.put`."""
-        _put(self.pack(expert.gate_up), self.gate_up, slot)
-        _put(self.pack(expert.down), self.down, slot)
+        _put(self.pack(expert.gate_up, expert.gate_up_bias), self.gate_up, slot)
+        _put(self.pack(expert.down, expert.down_bias), self.down, slot)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         dtype, (count, mean) = x.dtype, self._load(ids)
         blocks = blocks_of(ids, count, self._rows(ids.shape[0], mean, dtype))
-        if mean >= MANY and not self.is_part and _torch_groups(self.gate_up, self.down):
+        if mean >= MANY and not self.is_part and self.gate == SWIGLU and _torch_groups(self.gate_up, self.down):
             return combine(self._by_torch(x, blocks), weights)
         sums = self._sums(ids, dtype)
         meets_bytes = isinstance(self.gate_up, Stack) and _is_bytes(self.down) and blocks.rows <= FEW
         shrinks = meets_bytes and dtype is torch.bfloat16
-        gated = multiply(x, self.gate_up, blocks, swiglu=True, dtype=dtype, shrinks=shrinks)
+        gated = multiply(x, self.gate_up, blocks, gate=self.gate, dtype=dtype, shrinks=shrinks)
         if sums is not None:
             assert isinstance(self.down, Stack)
             return down_combine(gated, self.down, ids, weights, sums, dtype=dtype)
-        return combine(multiply(gated, self.down, blocks, swiglu=False, dtype=dtype), weights)
+        return combine(multiply(gated, self.down, blocks, gate=None, dtype=dtype), weights)
 
     def _load(self, ids: Tensor) -> tuple[int, float]:
         """How many experts there are, and rows for each."""
@@ -111,7 +114,9 @@ def _torch_groups(gate_up: Stack | PackedStack, down: Stack | PackedStack) -> bo
     """Whether torch has a kernel for it; where it has none, it asks the device whose rows are whose, and waits."""
     weights = gate_up.values, down.values
     return (
-        all(values.dtype is torch.bfloat16 for values in weights)
+        gate_up.bias is None
+        and down.bias is None
+        and all(values.dtype is torch.bfloat16 for values in weights)
         and all(size % 8 == 0 for values in weights for size in values.shape[1:])  # rows begin at 16 bytes
         and down.values.shape[2] > LONG
         and capability(down.values.device) >= (9, 0)
@@ -119,19 +124,25 @@ def _torch_groups(gate_up: Stack | PackedStack, down: Stack | PackedStack) -> bo
 
 
 def multiply(
-    x: Tensor, weight: Stack | PackedStack, blocks: Blocks, *, swiglu: bool, dtype: torch.dtype, shrinks: bool = False
+    x: Tensor,
+    weight: Stack | PackedStack,
+    blocks: Blocks,
+    *,
+    gate: Gate | None,
+    dtype: torch.dtype,
+    shrinks: bool = False,
 ) -> Tensor:
     if isinstance(weight, Stack):
-        tiling = tiling_of(weight, blocks.rows, swiglu)
-        return grouped_gemm.product(x, weight, blocks, tiling, swiglu=swiglu, dtype=dtype, shrinks=shrinks)
+        tiling = tiling_of(weight, blocks.rows)
+        return grouped_gemm.product(x, weight, blocks, tiling, gate=gate, dtype=dtype, shrinks=shrinks)
     assert not shrinks
     if weight.order is not None:
         x = reordered(x, weight.order, blocks)
     tiling = words_tiling(weight) if blocks.rows <= FEW else many_words_tiling(weight, blocks.rows)
-    return w4a16_experts.product(x, weight, blocks, tiling, swiglu=swiglu)
+    return w4a16_experts.product(x, weight, blocks, tiling, gate=gate)
 
 
-def tiling_of(weight: Stack, rows: int, swiglu: bool) -> Tiling:
+def tiling_of(weight: Stack, rows: int) -> Tiling:
     """The fastest on an H200 of those that `tools.gpu_ops sweep-experts` tries, of Mixtral's and Qwen3-30B-A3B's."""
     columns = weight.values.shape[2]
     if weight.values.element_size() == 4:
@@ -179,33 +190,47 @@ def many_words_tiling(weight: PackedStack, rows: int) -> Tiling:
 
 
 def stacked(
-    weights: Iterable[ExpertWeights], count: int, dtype: torch.dtype, device: torch.device, keeps: tuple[type, ...]
+    weights: Iterable[ExpertWeights],
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    keeps: tuple[type, ...],
+    activation: Activation = "silu",
 ) -> GroupedExperts:
     """`keeps`: the formats that the device multiplies as they are. Others are widened to `dtype`, and take more memory.
     Experts come one by one, and each is packed and put in its place before the next."""
     stacks: list[Stack | PackedStack] = []
     pack = partial(_stack_of_one, dtype=dtype, keeps=keeps)
     for expert, each in enumerate(weights):
-        for side, weight in enumerate((each.gate_up, each.down)):
-            one = pack(weight)
+        for side, weight in enumerate(((each.gate_up, each.gate_up_bias), (each.down, each.down_bias))):
+            one = pack(*weight)
             if len(stacks) == side:
                 stacks.append(_mapped(one, lambda tensor: tensor.new_empty(count, *tensor.shape[1:], device=device)))
             _put(one, stacks[side], expert)
     gate_up, down = stacks
-    return GroupedExperts(gate_up, down, pack)
+    gate = Gate(activation.alpha, activation.limit) if isinstance(activation, ClampedSwiGLU) else SWIGLU
+    return GroupedExperts(gate_up, down, pack, gate=gate)
 
 
-def _stack_of_one(weight: Weight, dtype: torch.dtype, keeps: tuple[type, ...]) -> Stack | PackedStack:
+def _stack_of_one(
+    weight: Weight, bias: Tensor | None, dtype: torch.dtype, keeps: tuple[type, ...]
+) -> Stack | PackedStack:
+    bias = None if bias is None else bias.to(dtype)[None]
     if isinstance(weight, GroupedWeight) and GroupedWeight in keeps and can_pack(weight):
-        words = pack(narrowed(weight))
-        offsets = None if words.offsets is None else words.offsets[None]
         order = None if weight.order is None else weight.order[None].int()
-        return PackedStack(
-            words.values[None], words.scales[None], offsets, words.bits, words.outputs, words.columns, order=order
-        )
+        return _words_of_one(pack(narrowed(weight)), bias, order)
+    if isinstance(weight, Mxfp4Weight) and Mxfp4Weight in keeps:
+        return _words_of_one(pack_mxfp4(weight), bias)
     if isinstance(weight, Fp8Weight | Int8Weight) and type(weight) in keeps:
-        return Stack(weight.values[None], weight.scales[None].float())
-    return Stack(plain(weight).to(dtype)[None])
+        return Stack(weight.values[None], weight.scales[None].float(), bias)
+    return Stack(plain(weight).to(dtype)[None], bias=bias)
+
+
+def _words_of_one(words: PackedWeight, bias: Tensor | None, order: Tensor | None = None) -> PackedStack:
+    offsets = None if words.offsets is None else words.offsets[None]
+    return PackedStack(
+        words.values[None], words.scales[None], offsets, words.bits, words.outputs, words.columns, bias, order=order
+    )
 
 
 def _mapped(stack: Stack | PackedStack, change: Callable[[Tensor], Tensor]) -> Stack | PackedStack:

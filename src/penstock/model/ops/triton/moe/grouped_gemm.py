@@ -14,6 +14,7 @@ do not depend on the rows beside it, but which kernel and tiling are taken does 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
-from penstock.model.ops.triton.common.rowwise import Quantization, quantize, swiglu
+from penstock.model.ops.triton.common.rowwise import Quantization, clamped_swiglu, quantize, swiglu
 from penstock.model.ops.triton.common.tiling import Tiling, side_by_side
 from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.moe.routing import Blocks, rows_of_block
@@ -35,6 +36,7 @@ class Stack:
 
     values: Tensor  # [experts, out, in]
     scales: Tensor | None = None  # [experts, out] float32
+    bias: Tensor | None = None  # [experts, out]
 
     @property
     def outputs(self) -> int:
@@ -45,13 +47,31 @@ class Stack:
         return self.values.element_size() == 1
 
 
+@dataclass(frozen=True)
+class Gate:
+    """What the first half of a product gates the second by. A limit of 0: SwiGLU, else `ClampedSwiGLU`."""
+
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+SWIGLU = Gate()
+
+
 def product(
-    x: Tensor, weight: Stack, blocks: Blocks, tiling: Tiling, *, swiglu: bool, dtype: torch.dtype, shrinks: bool = False
+    x: Tensor,
+    weight: Stack,
+    blocks: Blocks,
+    tiling: Tiling,
+    *,
+    gate: Gate | None,
+    dtype: torch.dtype,
+    shrinks: bool = False,
 ) -> Tensor:
-    """A row for every pair, from its token's row of x [tokens, in] or from its own of [pairs, in]. With `swiglu` the
+    """A row for every pair, from its token's row of x [tokens, in] or from its own of [pairs, in]. With a gate the
     first half of the product gates the second. Activations are of this type; x may be `shrunk`, and what comes of it is
     if `shrinks`. Partial sums along the columns (`split_k`) are for a few rows, and each is a warp's."""
-    (tokens, per_token), halves, is_few = blocks.ids.shape, 2 if swiglu else 1, tiling.split_k > 1
+    (tokens, per_token), halves, is_few = blocks.ids.shape, 2 if gate is not None else 1, tiling.split_k > 1
     out = x.new_empty(blocks.pairs, weight.outputs // halves, dtype=torch.float16 if shrinks else dtype)
     row_scales = None
     if weight.is_bytes and is_few:
@@ -70,6 +90,7 @@ def product(
         blocks.order,
         weight.values,
         weight.scales,
+        weight.bias,
         out,
         tokens,
         blocks.count,
@@ -79,7 +100,8 @@ def product(
         SHARING=blocks.pairs // x.shape[0],
         TOP=triton.next_power_of_2(per_token),
         IS_BYTES=weight.is_bytes,
-        SWIGLU=swiglu,
+        HAS_BIAS=weight.bias is not None,
+        **gate_constants(gate),
         SHRINKS=shrinks,
         SORTED=blocks.table is not None,
         BLOCK_M=blocks.rows,
@@ -92,6 +114,11 @@ def product(
         **more,
     )
     return out
+
+
+def gate_constants(gate: Gate | None) -> dict[str, Any]:
+    """As kernels have it."""
+    return {"SWIGLU": gate is not None, "ALPHA": (gate or SWIGLU).alpha, "LIMIT": (gate or SWIGLU).limit}
 
 
 def grows(weight: Stack, dtype: torch.dtype) -> bool:
@@ -134,16 +161,32 @@ def output_rows(part, OUTPUTS: tl.constexpr, BLOCK_N: tl.constexpr, SWIGLU: tl.c
 
 @triton.jit
 def store_with_swiglu(
-    sums, out_ptr, part, pair, is_row, OUTPUTS: tl.constexpr, SWIGLU: tl.constexpr, SHRINKS: tl.constexpr = False
+    sums,
+    bias_ptr,
+    out_ptr,
+    part,
+    expert,
+    pair,
+    is_row,
+    OUTPUTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SHRINKS: tl.constexpr = False,
 ):
     """sums [outputs, rows], rounded where separate kernels round, go to the rows of their pairs."""
     BLOCK_N: tl.constexpr = sums.shape[0] // 2 if SWIGLU else sums.shape[0]
+    if HAS_BIAS:
+        output, is_output = output_rows(part, OUTPUTS, sums.shape[0], SWIGLU)
+        bias = bias_ptr + expert * (OUTPUTS * (2 if SWIGLU else 1)) + output
+        sums += tl.load(bias, mask=is_output, other=0.0).to(tl.float32)[:, None]
     dtype = tl.float32 if SHRINKS else out_ptr.dtype.element_ty
     result = sums.to(dtype)
     if SWIGLU:
         halves = tl.reshape(result, [2, BLOCK_N, sums.shape[1]])
         gate, up = tl.split(tl.permute(halves, [1, 2, 0]))
-        result = swiglu(gate, up)
+        result = clamped_swiglu(gate, up, ALPHA, LIMIT) if LIMIT > 0.0 else swiglu(gate, up)
     if SHRINKS:
         result *= SHRINK
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -170,6 +213,7 @@ def _grouped_gemv_kernel(
     order_ptr,
     weight_ptr,
     scales_ptr,
+    bias_ptr,
     out_ptr,
     tokens,
     blocks,
@@ -180,7 +224,10 @@ def _grouped_gemv_kernel(
     TOP: tl.constexpr,
     IS_BYTES: tl.constexpr,
     IS_SHRUNK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SWIGLU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     SHRINKS: tl.constexpr,
     SORTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -223,7 +270,9 @@ def _grouped_gemv_kernel(
         total *= tl.load(scales_ptr + first + n, mask=is_output, other=0.0)[:, None]
     if IS_SHRUNK:
         total *= 1 / SHRINK
-    store_with_swiglu(total, out_ptr, part, pair, is_row, OUTPUTS, SWIGLU, SHRINKS)
+    store_with_swiglu(
+        total, bias_ptr, out_ptr, part, expert, pair, is_row, OUTPUTS, HAS_BIAS, SWIGLU, ALPHA, LIMIT, SHRINKS
+    )
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
@@ -235,6 +284,7 @@ def _grouped_gemm_kernel(
     order_ptr,
     weight_ptr,
     scales_ptr,
+    bias_ptr,
     out_ptr,
     tokens,
     blocks,
@@ -244,7 +294,10 @@ def _grouped_gemm_kernel(
     SHARING: tl.constexpr,
     TOP: tl.constexpr,
     IS_BYTES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SWIGLU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     SHRINKS: tl.constexpr,
     SORTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -283,4 +336,6 @@ def _grouped_gemm_kernel(
     if IS_BYTES:
         total *= tl.load(scales_ptr + first + n, mask=is_output, other=0.0)[:, None]
         total *= tl.load(row_scales_ptr + row, mask=is_row, other=0.0)[None, :]
-    store_with_swiglu(total, out_ptr, part, pair, is_row, OUTPUTS, SWIGLU, SHRINKS)
+    store_with_swiglu(
+        total, bias_ptr, out_ptr, part, expert, pair, is_row, OUTPUTS, HAS_BIAS, SWIGLU, ALPHA, LIMIT, SHRINKS
+    )

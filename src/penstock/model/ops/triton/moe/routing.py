@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.ops.experts import ExpertMap
+from penstock.model.ops.experts import ExpertMap, placed
 from penstock.model.ops.triton.common.pdl import has_pdl, launch_dependents, wait_for_previous
 
 FEW = 16  # tokens: as many as every block has rows for
@@ -61,6 +61,19 @@ def topk(
         launch_pdl=has_pdl(),
     )
     return ids, shares
+
+
+def chosen(choice: tuple[Tensor, Tensor], experts: ExpertMap | None, batch: Batch | None) -> tuple[Tensor, Tensor]:
+    """Experts that torch has chosen, as kernels take them; counted and looked up as by `topk`."""
+    ids, shares = choice
+    if experts is not None:
+        ids, shares = placed(ids, shares, experts, batch, _counted(len(ids), batch))
+    return ids.to(torch.int32).contiguous(), shares.float().contiguous()
+
+
+def _counted(rows: int, batch: Batch | None) -> Tensor | None:
+    """Rows of a captured step of single tokens that are not padding, which has no context."""
+    return batch.context_lens > 0 if batch is not None and batch.num_sequences == rows else None
 
 
 @triton.jit

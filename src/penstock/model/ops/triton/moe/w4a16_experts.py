@@ -1,6 +1,6 @@
-"""Grouped GEMM with experts of 4 and 8 bits in groups (W4A16), for any number of rows: a GEMV for blocks of up to 16
-rows, where reading weights is the limit, a GEMM for larger ones, where arithmetic is. The share was not measured (times
-of an earlier state: docs/benchmarks.md).
+"""Grouped GEMM with experts of 4 and 8 bits in groups (W4A16) or in MXFP4, for any number of rows: a GEMV for blocks
+of up to 16 rows, where reading weights is the limit, a GEMM for larger ones, where arithmetic is. The share was not
+measured (times of an earlier state: docs/benchmarks.md).
 
 Weights lie as `int4_pack` says, one expert behind the other. Which rows a program has is `routing`'s affair.
 """
@@ -23,7 +23,7 @@ from penstock.model.ops.triton.linear.gemv import SHRINK
 from penstock.model.ops.triton.linear.int4_pack import SPAN, PackedWeight, in_packed_order
 from penstock.model.ops.triton.linear.q6k import add_turn, read_groups, read_rows, read_words
 from penstock.model.ops.triton.linear.w4a16_gemm import multiply_chunks, sums_of
-from penstock.model.ops.triton.moe.grouped_gemm import shrunk, store_with_swiglu
+from penstock.model.ops.triton.moe.grouped_gemm import Gate, gate_constants, shrunk, store_with_swiglu
 from penstock.model.ops.triton.moe.routing import FEW, Blocks, rows_of_block
 
 TILE = 16  # outputs
@@ -36,16 +36,16 @@ class PackedStack(PackedWeight):
     order: Tensor | None = None  # [experts, in] int32: of the columns, if they are not stored as they come
 
 
-def product(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, swiglu: bool) -> Tensor:
+def product(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, gate: Gate | None) -> Tensor:
     """See `grouped_gemm.product`. Blocks of up to FEW rows are a GEMV."""
     tokens, per_token = blocks.ids.shape
-    outputs = weight.outputs // (2 if swiglu else 1)
+    outputs = weight.outputs // (2 if gate is not None else 1)
     out = x.new_empty(blocks.pairs, outputs)
     x = shrunk(x) if weight.bits == 8 else x
     more: dict[str, Any] = {"TURN": tiling.split_k, "PDL": has_pdl(), "launch_pdl": has_pdl()}
     kernel, rows = _w4a16_grouped_gemv_kernel, x
     if blocks.rows > FEW:
-        sums = sums_of(x, SPAN * 16 // weight.bits)
+        sums = None if weight.is_mxfp4 else sums_of(x, SPAN * 16 // weight.bits)
         more = {"sums_ptr": sums, "blocks": blocks.count, "STAGES": tiling.num_stages}
         kernel, rows = _w4a16_grouped_gemm_kernel, in_packed_order(x)
     kernel[(triton.cdiv(weight.outputs, tiling.block_n) * blocks.count,)](
@@ -56,6 +56,7 @@ def product(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, s
         weight.values,
         weight.scales,
         weight.offsets,
+        weight.bias,
         out,
         tokens,
         1.0 if x.dtype is out.dtype else 1 / SHRINK.value,
@@ -68,7 +69,8 @@ def product(x: Tensor, weight: PackedStack, blocks: Blocks, tiling: Tiling, *, s
         PER_TOKEN=per_token,
         SHARING=blocks.pairs // x.shape[0],
         TOP=triton.next_power_of_2(per_token),
-        SWIGLU=swiglu,
+        HAS_BIAS=weight.bias is not None,
+        **gate_constants(gate),
         SORTED=blocks.table is not None,
         BLOCK_M=blocks.rows,
         TILES=tiling.block_n // TILE,
@@ -98,6 +100,7 @@ def _w4a16_grouped_gemv_kernel(
     words_ptr,
     scales_ptr,
     offsets_ptr,
+    bias_ptr,
     out_ptr,
     tokens,
     grow,
@@ -110,7 +113,10 @@ def _w4a16_grouped_gemv_kernel(
     PER_TOKEN: tl.constexpr,
     SHARING: tl.constexpr,
     TOP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SWIGLU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     SORTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
@@ -150,7 +156,8 @@ def _w4a16_grouped_gemv_kernel(
             acc, ahead, x, scales, chunk, tile, filled, scales_ptr, offsets_ptr, COLUMNS, GROUP, BITS, HAS_OFFSETS, PTX
         )
         chunk, ahead, scales = after, next_words, next_scales
-    store_with_swiglu(tl.sum(acc, axis=0) * grow, out_ptr, program % PROGRAMS, pair, is_row, OUTPUTS, SWIGLU)
+    total, part = tl.sum(acc, axis=0) * grow, program % PROGRAMS
+    store_with_swiglu(total, bias_ptr, out_ptr, part, expert, pair, is_row, OUTPUTS, HAS_BIAS, SWIGLU, ALPHA, LIMIT)
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
@@ -162,6 +169,7 @@ def _w4a16_grouped_gemm_kernel(
     words_ptr,
     scales_ptr,
     offsets_ptr,
+    bias_ptr,
     out_ptr,
     tokens,
     grow,
@@ -176,7 +184,10 @@ def _w4a16_grouped_gemm_kernel(
     PER_TOKEN: tl.constexpr,
     SHARING: tl.constexpr,
     TOP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SWIGLU: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     SORTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,
@@ -213,4 +224,5 @@ def _w4a16_grouped_gemm_kernel(
         STAGES,
         PTX,
     )
-    store_with_swiglu(acc * grow, out_ptr, part, pair, is_row, OUTPUTS, SWIGLU)
+    acc *= grow
+    store_with_swiglu(acc, bias_ptr, out_ptr, part, expert, pair, is_row, OUTPUTS, HAS_BIAS, SWIGLU, ALPHA, LIMIT)

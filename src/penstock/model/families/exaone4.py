@@ -1,0 +1,17 @@
+"""EXAONE 4: norms behind attention and MLP as in OLMo 2, and of each head of q and k. In the larger one three of four
+layers see a window, and those that see all are not rotated."""
+
+from __future__ import annotations
+
+from penstock.model.families.olmo2 import OlmoLayer
+from penstock.model.families.qwen3 import normed_heads
+from penstock.model.layers import decoder_of
+from penstock.model.ops import Rope
+from penstock.model.weights import Weights
+
+
+def layer(weights: Weights, rope: Rope, index: int) -> OlmoLayer:
+    return OlmoLayer.load(weights, rope, normed_heads(weights, index))
+
+
+load = decoder_of(layer)

@@ -1,0 +1,1 @@
+"""Linear attention: the gated delta rule on recurrent states."""
