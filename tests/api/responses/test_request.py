@@ -116,7 +116,7 @@ def test_a_format_of_the_text_is_a_guide() -> None:
         ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0].type",
         ),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),

@@ -44,8 +44,8 @@ _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8
 # Signs that a body holds tools, or may: letters can be escaped. One after the other is ten times as fast as a pattern.
 _TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', b'_call"', b'_call_output"', rb"\u006", rb"\u007")
 
-# Likewise that it shows images, as far as a letter that is escaped is not one of the signs above.
-_IMAGE_SIGNS = (b'"image_url"', b'"input_image"', b'"image"', rb"\u006", rb"\u007")
+# Likewise that it shows images; one that hides them behind escaped letters has the last two signs above.
+_IMAGE_SIGNS = (b'"image_url"', b'"input_image"', b'"image"')
 _MAX_PIXELS = 1 << 31  # its replica may take fewer
 # What an image is taken to have whose bytes only its replica fetches: some pixels, as images of the web do.
 _UNSEEN = (1024, 1024)
@@ -110,10 +110,11 @@ class PromptTokenizer:
         self._names = Memo[HashedPrompt](_NAMED, _NAMED_BYTES)
         self._starts = Memo[_Start](_NAMED, _NAMED_BYTES)  # of conversations up to their last turn
 
-    def bound(self, body: bytes) -> int:
+    def bound(self, body: bytes, sees: bool | None = None) -> int:
         """Never less than `count`, and found at once; UNBOUNDED where this model's template allows none, or where tools
-        may be told of: nothing says how a template writes them."""
-        if any(sign in body for sign in _TOOL_SIGNS) or self.may_see(body):
+        may be told of, since nothing says how a template writes them, or images shown. `sees`: `may_see`, if it is
+        known."""
+        if any(sign in body for sign in _TOOL_SIGNS) or (self.may_see(body) if sees is None else sees):
             return UNBOUNDED
         if self._growth > 1 and (not body.isascii() or b"\\u" in body):
             return len(body) * self._growth + self._overhead
@@ -122,7 +123,7 @@ class PromptTokenizer:
     @staticmethod
     def may_see(body: bytes) -> bool:
         """Whether a request may show images. Their bytes say nothing of their tokens."""
-        return any(sign in body for sign in _IMAGE_SIGNS)
+        return b"image" in body and any(sign in body for sign in _IMAGE_SIGNS)
 
     def count(self, path: bytes, body: bytes, tenant: str = "") -> int:
         """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest. `tenant`: its

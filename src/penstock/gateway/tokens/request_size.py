@@ -147,7 +147,7 @@ class Size:
         most = (
             len(body)
             if prompt_tokenizer is None
-            else prompt_tokenizer.bound(body)
+            else prompt_tokenizer.bound(body, self._sees)
             if not view.has_template_arguments
             else UNBOUNDED
         )
