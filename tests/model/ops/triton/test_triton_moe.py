@@ -219,13 +219,14 @@ GPT_OSS: dict[str, Any] = {"has_biases": True, "activation": ClampedSwiGLU(limit
     ("dtype", "tokens"),
     matrix(
         list(product(TOLERANCES, [1, 3, 12, 40, 200])),
-        [(HALF, 1), (HALF, 12), slow(torch.float32, 40), slow(HALF, 40), slow(HALF, 200)],
+        [(HALF, 1), slow(HALF, 12), slow(torch.float32, 40), slow(HALF, 40), slow(HALF, 200)],
     ),
 )
 def test_biases_and_clamped_gates(dtype: torch.dtype, tokens: int) -> None:
     check(weights_of(6, 64, 48), tokens, 3, dtype, "ragged", **GPT_OSS)
 
 
+@SLOW_INTERPRETED
 def test_biases_where_a_token_sums_up_its_own_experts() -> None:
     for tokens in matrix([1, 3], [2]):
         check(weights_of(48, 64, 128), tokens, 4, HALF, "even", **GPT_OSS)
@@ -250,7 +251,7 @@ def in_mxfp4(count: int, hidden: int, ffn: int) -> list[tuple[Mxfp4Weight, Mxfp4
     ("dtype", "tokens"),
     matrix(
         list(product([torch.float16, torch.bfloat16], [1, 3, 9, 16, 17, 40, 200, 1500])),
-        [(torch.float16, 1), (torch.float16, 40), slow(torch.float16, 12), slow(torch.float16, 200)],
+        [(torch.float16, 1), *(slow(torch.float16, tokens) for tokens in (12, 40, 200))],
     ),
 )
 def test_mxfp4(dtype: torch.dtype, tokens: int) -> None:
