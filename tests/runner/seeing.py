@@ -20,7 +20,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.hub.checkpoint import Checkpoint
 from penstock.model.batch import ImageRows
 from penstock.model.vision.loading import load_vision
-from penstock.runner.images import image_parts, turns_of
+from penstock.runner.images import image_parts, mrope_positions
 from penstock.runner.runner import merge_size_of
 from penstock.sched.plan import Slice
 from tests.model.family_configs import SHAPE
@@ -125,6 +125,6 @@ class SeeingJudge(Judge):
             rows = torch.cat([torch.arange(part.row, part.row + part.count) for part in parts])
             batch = replace(batch, images=ImageRows(rows, torch.cat([made[part.digest] for part in parts])))
         if self._merge_size:
-            batch = replace(batch, turns=torch.from_numpy(turns_of(whole, self._merge_size)))
+            batch = replace(batch, mrope_positions=torch.from_numpy(mrope_positions(whole, self._merge_size)))
         with sdpa_kernel(SDPBackend.MATH):  # others may round more than float32 does
             return self._model(batch, self._kv)

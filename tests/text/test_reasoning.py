@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.reasoning import FORMATS, AnswerParser, ThoughtTracker, choose
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
+from penstock.text.reasoning import FORMATS, AnswerParser, ReasoningTracker, choose
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text
 from penstock.text.tools import choose as choose_tools
 from penstock.text.tools.parts import add
 
@@ -15,46 +15,46 @@ CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|messag
 CALLED: list[Part] = [CallBegun(0, "get_weather"), CallArguments(0, '{"city": "Rome"}'), CallEnded(0)]
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 CASES: list[tuple[str, str, str, list[Part]]] = [
-    ("think", "", "<think>\nHm.\n</think>\n\nYes.", [Thought("Hm.\n"), Text("Yes.")]),
-    ("think", OPENED, "\nHm.</think>Yes.", [Thought("Hm."), Text("Yes.")]),
-    ("think", "", "  <think>a < b</think>c", [Thought("a < b"), Text("c")]),
+    ("think", "", "<think>\nHm.\n</think>\n\nYes.", [ReasoningText("Hm.\n"), Text("Yes.")]),
+    ("think", OPENED, "\nHm.</think>Yes.", [ReasoningText("Hm."), Text("Yes.")]),
+    ("think", "", "  <think>a < b</think>c", [ReasoningText("a < b"), Text("c")]),
     ("think", "", "Yes. <think>no</think>", [Text("Yes. <think>no</think>")]),
     ("think", "", "\n\nYes.", [Text("\n\nYes.")]),
     ("think", "", "<thin", [Text("<thin")]),
-    ("think", "", "<think>cut </thi", [Thought("cut </thi")]),
+    ("think", "", "<think>cut </thi", [ReasoningText("cut </thi")]),
     ("think", "", "", []),
     ("think", "", "<think></think>\n<think>x", [Text("<think>x")]),
-    ("seed", "", "<seed:think>a</think></seed:think>b", [Thought("a</think>"), Text("b")]),
-    ("mistral", "", "[THINK]a[/TH[/THINK]b [THINK]", [Thought("a[/TH"), Text("b [THINK]")]),
-    ("granite", "", "Here is my thought process: a\nHere's my response: b", [Thought("a\n"), Text("b")]),
+    ("seed", "", "<seed:think>a</think></seed:think>b", [ReasoningText("a</think>"), Text("b")]),
+    ("mistral", "", "[THINK]a[/TH[/THINK]b [THINK]", [ReasoningText("a[/TH"), Text("b [THINK]")]),
+    ("granite", "", "Here is my thought process: a\nHere's my response: b", [ReasoningText("a\n"), Text("b")]),
     ("granite", "", "Here is my cat.", [Text("Here is my cat.")]),
-    ("granite_tags", "", "<think>a</think><response>b</response>", [Thought("a"), Text("b")]),
-    ("granite_tags", "", "<think>a</think> <resp", [Thought("a"), Text(" <resp")]),
-    ("hunyuan", "", "<think>\na\n</think>\n<answer>\nb\n</answer>", [Thought("a\n"), Text("b")]),
-    ("hunyuan", "", "<think>a</think>b</answer>", [Thought("a"), Text("b</answer>")]),
+    ("granite_tags", "", "<think>a</think><response>b</response>", [ReasoningText("a"), Text("b")]),
+    ("granite_tags", "", "<think>a</think> <resp", [ReasoningText("a"), Text(" <resp")]),
+    ("hunyuan", "", "<think>\na\n</think>\n<answer>\nb\n</answer>", [ReasoningText("a\n"), Text("b")]),
+    ("hunyuan", "", "<think>a</think>b</answer>", [ReasoningText("a"), Text("b</answer>")]),
     ("hunyuan", "", "<answer>b</answer>", [Text("<answer>b</answer>")]),
     (
         "harmony",
         ASSISTANT,
         f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>Yes.",
-        [Thought("Hm."), Text("Yes.")],
+        [ReasoningText("Hm."), Text("Yes.")],
     ),
-    ("harmony", ASSISTANT, f"{THOUGHT}<|start|>assistant{CALL}", [Thought("Hm."), *CALLED]),
+    ("harmony", ASSISTANT, f"{THOUGHT}<|start|>assistant{CALL}", [ReasoningText("Hm."), *CALLED]),
     (
         "harmony",
         ASSISTANT,
         f"{THOUGHT}<|start|>assistant<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant{CALL}<|call|>",
-        [Thought("Hm."), Text("Wait."), *CALLED],
+        [ReasoningText("Hm."), Text("Wait."), *CALLED],
     ),
-    ("harmony", ASSISTANT, f"{THOUGHT}<|start|>assistant{THOUGHT}", [Thought("Hm.\nHm.")]),
+    ("harmony", ASSISTANT, f"{THOUGHT}<|start|>assistant{THOUGHT}", [ReasoningText("Hm.\nHm.")]),
     (
         "harmony",
         ASSISTANT,
         " to=functions.now<|channel|>commentary<|message|>",
         [CallBegun(0, "now"), CallArguments(0, "{}"), CallEnded(0)],
     ),
-    ("harmony", ASSISTANT, "<|channel|>analysis to=browser.open code<|message|>{}", [Thought("{}")]),
-    ("harmony", f"{ASSISTANT}<|channel|>analysis<|message|>", "Hm.<|end|>", [Thought("Hm.")]),
+    ("harmony", ASSISTANT, "<|channel|>analysis to=browser.open code<|message|>{}", [ReasoningText("{}")]),
+    ("harmony", f"{ASSISTANT}<|channel|>analysis<|message|>", "Hm.<|end|>", [ReasoningText("Hm.")]),
     ("harmony", ASSISTANT, "No header.", [Text("No header.")]),
     ("harmony", ASSISTANT, "assist", [Text("assist")]),
     ("harmony", ASSISTANT, "<|channel|>fin", []),
@@ -107,7 +107,7 @@ def test_any_chunking_gives_the_same_parts(name: str, data: st.DataObject) -> No
     is_cut = data.draw(st.booleans())
     whole = parts_of(name, prompt_end, [text], is_cut=is_cut)
     assert parts_of(name, prompt_end, pieces, is_cut=is_cut) == whole
-    assert all(part.text for part in whole if isinstance(part, Text | Thought))
+    assert all(part.text for part in whole if isinstance(part, Text | ReasoningText))
 
 
 def test_a_call_that_was_cut_is_not_ended() -> None:
@@ -134,7 +134,7 @@ def test_what_a_budget_forces_ends_the_thoughts(name: str) -> None:
 
 def test_tokens_of_thoughts_are_counted_with_the_mark_that_ends_them() -> None:
     tokens = [b"<th", b"ink>", b"H\xc3", b"\xa9", b"m", b"</", b"think>", b"\n", b"Yes"]
-    tracker = ThoughtTracker(FORMATS["think"].splitter(""), tokens.__getitem__)
+    tracker = ReasoningTracker(FORMATS["think"].splitter(""), tokens.__getitem__)
     insides, wholes = [], []
     for token_id in range(len(tokens)):
         tracker.take(token_id)

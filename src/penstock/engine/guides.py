@@ -24,7 +24,7 @@ from penstock.core.cores import usable_cores
 from penstock.core.errors import EngineFailed, PenstockError, UnsupportedParameter
 from penstock.core.guide import Guide
 from penstock.core.request import FinishReason, Request
-from penstock.engine.thoughts import Only, ThoughtGuide
+from penstock.engine.reasoning_budget import Only, ReasoningGuide
 from penstock.sched.guiding import Follow, Mask
 from penstock.text.grammars import Matcher, Vocabulary, prepare
 
@@ -52,9 +52,9 @@ class Guides:
         self._quick = ThreadPoolExecutor(self._num_threads, "masks")
         self._slow = ThreadPoolExecutor(max(1, num_cores // 8), "slow-masks", initializer=_be_kind)
 
-    def open(self, request: Request) -> LiveGuide | ThoughtGuide:
+    def open(self, request: Request) -> LiveGuide | ReasoningGuide:
         """What keeps a request to its guide, and its thoughts to their budget. It is not ready yet."""
-        return LiveGuide(self, request) if request.thinking is None else ThoughtGuide(self, request)
+        return LiveGuide(self, request) if request.thinking is None else ReasoningGuide(self, request)
 
     def open_answer(self, request: Request, num_before: int, text: bytes) -> LiveGuide:
         """Of a request whose thoughts took so many tokens so far; this text was in the last one."""
@@ -76,7 +76,7 @@ class Guides:
         self._kept.move_to_end(key)
         return kept.copy()
 
-    def begin(self, live: LiveGuide | ThoughtGuide) -> None:
+    def begin(self, live: LiveGuide | ReasoningGuide) -> None:
         """Make a matcher for it, and its first mask."""
         self._making.submit(live.begin).add_done_callback(self._tell)
 

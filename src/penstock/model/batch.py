@@ -84,7 +84,9 @@ class Batch:
     stores_first: bool = False
     slots: Tensor | None = None  # [tokens] int32, on the device, in place of `adapters`: of each token; -1: no adapter
     images: ImageRows | None = None
-    turns: Tensor | None = None  # [3, tokens] int32: time, row and column that a token is rotated by; None: positions
+    mrope_positions: Tensor | None = (
+        None  # [3, tokens] int32: time, row and column that a token is rotated by; None: positions
+    )
     angles: Angles | None = None  # that follow from them: the decoder makes them for all its layers
     states: BatchStates | None = None  # of models with a recurrent state
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock.core.model_config import ModelConfig
 from penstock.model.batch import Batch
+from penstock.model.mrope import Mrope, apply_mrope
 from penstock.model.ops import AttentionSpec, Layer, LayerKV, LayerParts, Linear, Norm, Ops, Rope, Stream
 from penstock.model.quantized import Weight
 from penstock.model.ranks import gathered_head, split_embedding
@@ -23,7 +24,6 @@ from penstock.model.rope import layer_ropes
 from penstock.model.sequence import SequenceGroup
 from penstock.model.shard import Axis, Split
 from penstock.model.stages import Link
-from penstock.model.turning import Turning, turned
 from penstock.model.weights import Outputs, Weights
 
 # Threads that load layers: dequantizing one overlaps packing another. Each costs a layer's float32 memory meanwhile.
@@ -144,21 +144,21 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAttention:
+class MropeAttention:
     """Attention whose queries and keys are normed and rotated before it: its own rotation turns nothing."""
 
     attention: Attention
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         own, ops = self.attention, self.attention.ops
-        qkv = turned(ops.norm_linear(stream, own.norm, own.qkv), own.spec, batch)
+        qkv = apply_mrope(ops.norm_linear(stream, own.norm, own.qkv), own.spec, batch)
         spec = replace(own.spec, q_norm=None, k_norm=None)
         ops.add_linear(stream, ops.attention(qkv, spec, own.rope, kv, batch), own.output)
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedLayer:
-    attention: TurnedAttention
+class MropeLayer:
+    attention: MropeAttention
     mlp: MLP
     level: int = 0  # of what an image's encoder made, what is added behind this layer; 0: nothing (deepstack)
 
@@ -176,9 +176,9 @@ class TurnedLayer:
             stream.pending = None
 
 
-def turned_layer(attention: Attention, mlp: MLP, index: int, config: ModelConfig) -> TurnedLayer:
+def mrope_layer(attention: Attention, mlp: MLP, index: int, config: ModelConfig) -> MropeLayer:
     levels = config.vision.levels if config.vision is not None else 1
-    return TurnedLayer(TurnedAttention(attention), mlp, index + 1 if index + 1 < levels else 0)
+    return MropeLayer(MropeAttention(attention), mlp, index + 1 if index + 1 < levels else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Decoder:
     norm: Norm
     head: Linear
     after: Link | None = None  # the next stage of a pipeline, which makes the logits; None: this one does
-    turning: Turning | None = None  # of layers whose rotation does not follow from positions alone
+    mrope: Mrope | None = None  # of layers whose rotation does not follow from positions alone
     stage_layers: range = range(0)  # their numbers in the whole model
 
     @classmethod
@@ -231,13 +231,13 @@ class Decoder:
             norm=load_norm(weights, "model.norm"),
             head=head,
             after=weights.stage.after,
-            turning=Turning.of(config, weights.ops.device),
+            mrope=Mrope.of(config, weights.ops.device),
             stage_layers=weights.stage.of(config.num_layers),
         )
 
     def __call__(self, batch: Batch, kv: Sequence[LayerKV]) -> Tensor:
-        if self.turning is not None:
-            batch = replace(batch, angles=self.turning(batch))
+        if self.mrope is not None:
+            batch = replace(batch, angles=self.mrope(batch))
         self.ops.begin(batch)
         embedded = self.embedding(batch.token_ids)
         if batch.images is not None:

@@ -50,7 +50,7 @@ def rope_tables(config: ModelConfig, device: torch.device, max_context: int | No
 
 
 def still_tables(config: ModelConfig, device: torch.device, max_context: int | None = None) -> Rope:
-    """Angles of zero: heads are rotated before kernels see them (see `model.turning`), or not at all."""
+    """Angles of zero: heads are rotated before kernels see them (see `model.mrope`), or not at all."""
     shape = (_num_positions(config, max_context), config.head_dim // 2)
     return Rope(cos=torch.ones(shape, device=device), sin=torch.zeros(shape, device=device))
 

@@ -76,7 +76,7 @@ class CudaRunner:
         self._ladder = graph_ladder(max_num_seqs)
         self._rows_ladder = graph_ladder(most_rows)[1:] if most_rows else []
         rows = max_num_seqs + most_rows  # more than any graph has: drafts for some, and others beside them
-        room, is_turned = self._room(max_num_seqs), self._merge_size > 0
+        room, is_mrope = self._room(max_num_seqs), self._merge_size > 0
         mixed = Sizes(
             most_tokens,
             max_num_seqs,
@@ -84,7 +84,7 @@ class CudaRunner:
             self._table_width,
             room,
             adapted=True,
-            turned=is_turned,
+            mrope=is_mrope,
             recurrent=bool(states),
         )
         # Before graphs are captured, a step of drafts is run as it is, and its sequences may share and have adapters.
@@ -259,13 +259,13 @@ class CudaRunner:
             return self._graph_sizes(size, stores_first=stores_first, adapted=adapted)
         width = max(len(s.block_ids) for s in slices)
         tokens = sum(s.num_tokens for s in slices)
-        room, is_turned = self._room(len(slices)), self._merge_size > 0
-        return Sizes(tokens, len(slices), num_rows, width, room, stores_first, adapted, is_turned, bool(self._states))
+        room, is_mrope = self._room(len(slices)), self._merge_size > 0
+        return Sizes(tokens, len(slices), num_rows, width, room, stores_first, adapted, is_mrope, bool(self._states))
 
     def _graph_sizes(self, size: int, *, stores_first: bool = False, adapted: bool = False) -> Sizes:
         room = None if adapted else self._room(size)  # only those of one adapter could share: not worth as many graphs
-        is_turned, is_recurrent = self._merge_size > 0, bool(self._states)
-        return Sizes(size, size, size, self._table_width, room, stores_first, adapted, is_turned, is_recurrent)
+        is_mrope, is_recurrent = self._merge_size > 0, bool(self._states)
+        return Sizes(size, size, size, self._table_width, room, stores_first, adapted, is_mrope, is_recurrent)
 
     def _are_adapted(self, slices: list[Slice]) -> bool:
         return self._adapters is not None and any(s.slot is not None for s in slices)

@@ -54,7 +54,7 @@ def image_parts(slices: Sequence[Slice]) -> list[ImagePart]:
     return found
 
 
-def turns_of(planned: Slice, merge_size: int) -> Ints:
+def mrope_positions(planned: Slice, merge_size: int) -> Ints:
     """Time, row and column that each token of a slice is rotated by, [3, tokens]. An image takes up as many places as
     it has rows or columns of tokens, whichever are more; all after it follow these."""
     end = planned.start + planned.num_tokens

@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.core.images import FIRST_IMAGE_TOKEN
 from penstock.core.sampling import SamplingParams
 from penstock.model.batch import Batch, BatchStates, ImageRows, LayerState, SharedPrefixes, SlotRows
-from penstock.runner.images import StepImages, image_parts, turns_of
+from penstock.runner.images import StepImages, image_parts, mrope_positions
 from penstock.runner.sharing import Ints, Room
 from penstock.sched.plan import SampleSpec, Slice, StepPlan
 
@@ -37,7 +37,7 @@ class Sizes:
     sharing: Room | None = None  # comes last: the rest lies where it would without it
     stores_first: bool = False  # see Batch
     adapted: bool = False  # some have adapters
-    turned: bool = False  # tokens are rotated in three directions: see `model.turning`
+    mrope: bool = False  # tokens are rotated in three directions: see `model.mrope`
     recurrent: bool = False  # sequences have states: see `model.states`
 
     @property
@@ -46,9 +46,9 @@ class Sizes:
         flat = (self.tokens,), (self.tokens,), (self.tokens,), (sequences + 1,), (sequences,), (self.rows,)
         shared = self.sharing.shapes if self.sharing else ()
         slots = ((self.tokens,),) if self.adapted else ()
-        turns = ((3, self.tokens),) if self.turned else ()
+        mrope = ((3, self.tokens),) if self.mrope else ()
         states = ((sequences,),) if self.recurrent else ()
-        return *flat, (sequences, self.width), *slots, *turns, *states, *shared
+        return *flat, (sequences, self.width), *slots, *mrope, *states, *shared
 
     @property
     def total(self) -> int:
@@ -67,7 +67,7 @@ class Inputs(Generic[Array]):
     logit_rows: Array  # [rows]
     block_tables: Array  # [sequences, width]
     slots: Array | None  # [tokens]: where each one's adapter lies; -1: it has none
-    turns: Array | None  # [3, tokens]: time, row and column that each is rotated by
+    mrope_positions: Array | None  # [3, tokens]: time, row and column that each is rotated by
     state_slots: Array | None  # [sequences]: where the recurrent state of each lies; padding's is 0
     shared: tuple[Array, ...]  # what SharedPrefixes is made of; empty: there is no room for it
 
@@ -77,11 +77,11 @@ class Inputs(Generic[Array]):
         parts = [buffer[end - prod(shape) : end].reshape(shape) for end, shape in zip(ends, sizes.shapes, strict=True)]
         rest = parts[7:]
         slots = rest.pop(0) if sizes.adapted else None
-        turns = rest.pop(0) if sizes.turned else None
+        mrope = rest.pop(0) if sizes.mrope else None
         state_slots = rest.pop(0) if sizes.recurrent else None
         token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables = parts[:7]
         flat = token_ids, positions, sources, query_starts, context_lens, logit_rows, block_tables
-        return cls(*flat, slots, turns, state_slots, tuple(rest))
+        return cls(*flat, slots, mrope, state_slots, tuple(rest))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def pack(plan: StepPlan, merge_size: int = 0, *, recurrent: bool = False) -> Ste
     width = max(len(s.block_ids) for s in slices)
     is_adapted = any(s.slot is not None for s in slices)
     sizes = Sizes(
-        plan.num_tokens, len(slices), rows, width, adapted=is_adapted, turned=merge_size > 0, recurrent=recurrent
+        plan.num_tokens, len(slices), rows, width, adapted=is_adapted, mrope=merge_size > 0, recurrent=recurrent
     )
     ints = np.zeros(sizes.total, np.int32)
     write(Inputs.views(ints, sizes), slices, {}, merge_size)
@@ -187,7 +187,7 @@ def host_batch(
         step.num_decodes,
         adapters=_slot_rows(inputs.slots, device) if inputs.slots is not None else (),
         images=images,
-        turns=tensor(inputs.turns) if inputs.turns is not None else None,
+        mrope_positions=tensor(inputs.mrope_positions) if inputs.mrope_positions is not None else None,
         states=BatchStates(tensor(inputs.state_slots), states) if inputs.state_slots is not None else None,
     )
 
@@ -212,7 +212,7 @@ def as_batch(inputs: Inputs[Tensor], sampled: Tensor, num_decodes: int, states: 
         num_decodes,
         SharedPrefixes(*inputs.shared) if inputs.shared else None,
         slots=inputs.slots,
-        turns=inputs.turns,
+        mrope_positions=inputs.mrope_positions,
         states=BatchStates(inputs.state_slots, states) if inputs.state_slots is not None else None,
     )
 
@@ -245,8 +245,8 @@ def write(host: Inputs[Ints], slices: Sequence[Slice], rows: Mapping[str, int], 
         _write_slots(host.slots, slices)
     if any(s.images for s in slices):  # their embeddings are put in later, and there are none to look up
         host.token_ids[:num_tokens][host.token_ids[:num_tokens] >= FIRST_IMAGE_TOKEN] = 0
-    if host.turns is not None:
-        _write_turns(host.turns, host.positions, slices, merge_size)
+    if host.mrope_positions is not None:
+        _write_mrope_positions(host.mrope_positions, host.positions, slices, merge_size)
     if host.state_slots is not None:
         host.state_slots[:count] = [s.state_slot or 0 for s in slices]
         host.state_slots[count:] = 0
@@ -274,13 +274,13 @@ def _write_slots(host: Ints, slices: Sequence[Slice]) -> None:
         begin = end
 
 
-def _write_turns(host: Ints, positions: Ints, slices: Sequence[Slice], merge_size: int) -> None:
+def _write_mrope_positions(host: Ints, positions: Ints, slices: Sequence[Slice], merge_size: int) -> None:
     host[:] = positions
     begin = 0
     for planned in slices:
         end = begin + planned.num_tokens
         if planned.images:
-            host[:, begin:end] = turns_of(planned, merge_size)
+            host[:, begin:end] = mrope_positions(planned, merge_size)
         begin = end
 
 

@@ -27,7 +27,7 @@ from penstock.server.generation import Generation
 from penstock.server.pipeline import Api, Pipeline, Writer
 from penstock.server.prepare import ParsedRequest, PreparedRequest
 from penstock.server.tool_calling import Block, WholeCall, joined_parts
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text
 
 
 class MessageWriter:
@@ -90,7 +90,7 @@ class BlocksWriter(MessageWriter):
         match block:
             case Text(text):
                 return text_block(text.lstrip("\n") if at else text)
-            case Thought(text):
+            case ReasoningText(text):
                 return thinking_block(text, self._sign(text))
             case WholeCall(number, name, arguments):
                 return tool_use_block(self._call_id(number), name, arguments)
@@ -109,7 +109,7 @@ class BlocksWriter(MessageWriter):
         match part:
             case Text(text):
                 return blocks.text(text)
-            case Thought(text):
+            case ReasoningText(text):
                 return blocks.thought(text)
             case CallBegun(number, name):
                 return blocks.call(self._call_id(number), name)

@@ -13,7 +13,7 @@ from penstock.text.detokenizer import Detokenizer
 from penstock.text.reasoning import AnswerParser
 from penstock.text.stops import StopStrings
 from penstock.text.tokenizer import Tokenizer
-from penstock.text.tools import Part, Text, Thought
+from penstock.text.tools import Part, ReasoningText, Text
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ChoiceText:
                 held = self._parser.flush(is_cut=finish is not FinishReason.STOP)
                 parts += [p for p in held if not (self._must_call and isinstance(p, Text))]
             if self._is_hiding:
-                parts = [part for part in parts if not isinstance(part, Thought)]
+                parts = [part for part in parts if not isinstance(part, ReasoningText)]
             is_calling = finish is FinishReason.STOP and 0 < self._parser.num_ended == self._parser.num_begun
         self._count(all_ids)
         scored = None if logprobs is None else self._score(token_ids, logprobs)

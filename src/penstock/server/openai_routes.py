@@ -38,7 +38,7 @@ from penstock.server.pipeline import Api, Pipeline, Writer
 from penstock.server.prepare import ParsedRequest, PreparedRequest
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import WholeCall, joined_parts
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text
 
 
 class CompletionWriter:
@@ -232,7 +232,7 @@ class PartsChatWriter(ChatWriter):
             "tool_calls" if last.is_calling else last.finish or FinishReason.STOP,
             self._logprobs(pieces),
             [self._call(index, block) for block in blocks if isinstance(block, WholeCall)],
-            "".join(block.text for block in blocks if isinstance(block, Thought)) or None,
+            "".join(block.text for block in blocks if isinstance(block, ReasoningText)) or None,
             **self._asked_for(index, pieces),
         )
 
@@ -245,7 +245,7 @@ class PartsChatWriter(ChatWriter):
         match part:
             case Text(text):
                 return self._chunks.text(index, text, logprobs)
-            case Thought(text):
+            case ReasoningText(text):
                 return self._chunks.thought(index, text, logprobs)
             case CallBegun(number, name):
                 return self._chunks.call(index, number, self._call(index, WholeCall(number, name)), logprobs)

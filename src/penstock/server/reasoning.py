@@ -9,7 +9,7 @@ from penstock.api.openai.reasoning import ReasoningAsked
 from penstock.core.thinking import Thinking
 from penstock.server.served_model import ServedModel
 from penstock.server.tool_calling import ToolCalling
-from penstock.text.reasoning import AnswerParser, ReasoningFormat, ThoughtTracker
+from penstock.text.reasoning import AnswerParser, ReasoningFormat, ReasoningTracker
 from penstock.text.reasoning.harmony import BEGUN, CHANNEL, MESSAGE, TO_CALL
 from penstock.text.tokenizer import Tokenizer
 
@@ -77,8 +77,8 @@ class Reasoning:
         calls = calling.parser() if calling is not None else None
         return AnswerParser(self.format.splitter(self.prompt_end), calls, most)
 
-    def tracker(self, tokenizer: Tokenizer) -> ThoughtTracker:
-        return ThoughtTracker(self.format.splitter(self.prompt_end), tokenizer.token_bytes)
+    def tracker(self, tokenizer: Tokenizer) -> ReasoningTracker:
+        return ReasoningTracker(self.format.splitter(self.prompt_end), tokenizer.token_bytes)
 
     def thinking(self, tokenizer: Tokenizer, *, is_guided: bool, may_call: bool) -> Thinking | None:
         """What the engine must know; None: nothing."""

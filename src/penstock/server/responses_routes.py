@@ -16,7 +16,7 @@ from penstock.server.choices import Piece
 from penstock.server.generation import Generation
 from penstock.server.pipeline import Api, Pipeline
 from penstock.server.prepare import ParsedRequest, PreparedRequest
-from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, Text, Thought
+from penstock.text.tools import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text
 
 
 class ResponseWriter:
@@ -65,7 +65,7 @@ class ResponseWriter:
                 case Text(text):
                     found += events.text(text, self._scores)
                     self._scores = []
-                case Thought(text):
+                case ReasoningText(text):
                     found += events.reasoning(text)
                     self._scores = []
                 case CallBegun(number, name):

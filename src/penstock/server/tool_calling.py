@@ -9,7 +9,7 @@ from penstock.api.openai import ChatRequest
 from penstock.api.openai.guided import MAX_CHARACTERS, GuideAsked
 from penstock.core.errors import InvalidRequest
 from penstock.server.served_model import ServedModel
-from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, Text, Thought, Tool, ToolFormat
+from penstock.text.tools import CallArguments, CallBegun, CallParser, Part, ReasoningText, Text, Tool, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WholeCall:
     arguments: str = ""
 
 
-Block = Text | Thought | WholeCall
+Block = Text | ReasoningText | WholeCall
 
 
 def joined_parts(parts: Iterable[Part]) -> list[Block]:
@@ -75,7 +75,7 @@ def joined_parts(parts: Iterable[Part]) -> list[Block]:
     for part in parts:
         last = found[-1][0] if found else None
         match part:
-            case Text(text) | Thought(text):
+            case Text(text) | ReasoningText(text):
                 if type(last) is not type(part):
                     found.append((type(part)(""), []))
                 found[-1][1].append(text)

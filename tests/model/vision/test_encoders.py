@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.runner.images import turns_of
+from penstock.runner.images import mrope_positions
 from penstock.sched.plan import Slice
 from tests.model.tiny_vision import CONFIGS, IMAGE_TOKEN, made_image, prompt_of
 from tests.model.vision.comparing import encoded_by_theirs, pair_of
@@ -44,5 +44,5 @@ def test_places_of_tokens_are_those_of_transformers(name: str, cut: int) -> None
         Slice("a", start, len(ids[start : start + cut]), ids[start : start + cut], [], None, 0, images=images)
         for start in range(0, len(ids), cut)
     ]
-    found = torch.cat([torch.from_numpy(turns_of(planned, 2)) for planned in slices], dim=1)
+    found = torch.cat([torch.from_numpy(mrope_positions(planned, 2)) for planned in slices], dim=1)
     assert found.tolist() == expected[:, 0].tolist()

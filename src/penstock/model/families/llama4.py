@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from penstock.model.attention_temperature import TemperedAttention, query_scales
 from penstock.model.batch import Batch
 from penstock.model.layers import (
     MLP,
@@ -23,7 +24,6 @@ from penstock.model.ops import Layer, LayerKV, Rope, Stream
 from penstock.model.ops.experts import sigmoid
 from penstock.model.ordered import ordered_attention
 from penstock.model.sparse import SparseMLP
-from penstock.model.temperature import TemperedAttention, query_scales
 from penstock.model.weights import Weights
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.model.attention_temperature import TemperedAttention, query_scales
 from penstock.model.batch import Batch
 from penstock.model.layers import (
     MLP,
@@ -16,7 +17,6 @@ from penstock.model.layers import (
     attention_spec,
 )
 from penstock.model.ops import Layer, LayerKV, Rope, Stream
-from penstock.model.temperature import TemperedAttention, query_scales
 from penstock.model.weights import Weights
 
 

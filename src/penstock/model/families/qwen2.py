@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, turned_layer
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, mrope_layer
 from penstock.model.ops import Layer, Rope
 from penstock.model.weights import Weights
 
@@ -11,7 +11,7 @@ def layer(weights: Weights, rope: Rope, index: int) -> Layer:
     spec = attention_spec(weights, index)
     attention = Attention.load(weights, spec, rope, qkv_bias=True)
     if weights.config.rope_sections:
-        return turned_layer(attention, MLP.load(weights), index, weights.config)
+        return mrope_layer(attention, MLP.load(weights), index, weights.config)
     return DecoderLayer(attention, MLP.load(weights))
 
 

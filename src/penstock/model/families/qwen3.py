@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, turned_layer
+from penstock.model.layers import MLP, Attention, DecoderLayer, attention_spec, decoder_of, mrope_layer
 from penstock.model.ops import AttentionSpec, Layer, Rope
 from penstock.model.weights import Weights
 
@@ -13,7 +13,7 @@ from penstock.model.weights import Weights
 def layer(weights: Weights, rope: Rope, index: int) -> Layer:
     attention = normed_attention(weights, rope, index)
     if weights.config.rope_sections:
-        return turned_layer(attention, MLP.load(weights), index, weights.config)
+        return mrope_layer(attention, MLP.load(weights), index, weights.config)
     return DecoderLayer(attention, MLP.load(weights))
 
 

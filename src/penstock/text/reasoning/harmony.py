@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.text.reasoning.splitter import without_beginning
-from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, Thought, add
+from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text, add
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
@@ -143,7 +143,7 @@ class HarmonySplitter:
         else:
             if not self._has_body and kind in self._told:
                 body = f"\n{body}"
-            add(found, Thought(body) if kind == "thought" else Text(body))
+            add(found, ReasoningText(body) if kind == "thought" else Text(body))
             self._told.add(kind)
         self._has_body = True
 

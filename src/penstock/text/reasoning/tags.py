@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.text.reasoning.splitter import without_beginning
-from penstock.text.tools.parts import Part, Text, Thought, add
+from penstock.text.tools.parts import Part, ReasoningText, Text, add
 
 _SPACE = " \t\r\n"  # what may stand before the opening mark
 
@@ -58,7 +58,7 @@ class TagSplitter:
         held = self._stripped(held)
         if not held:
             return []
-        return [Thought(held) if self.is_inside else Text(held)]
+        return [ReasoningText(held) if self.is_inside else Text(held)]
 
     def _look_for_beginning(self) -> None:
         begun = self._held.lstrip(_SPACE)
@@ -77,7 +77,7 @@ class TagSplitter:
         else:
             thought, self._held = without_beginning(held, closes)
         if thought := self._stripped(thought):
-            add(found, Thought(thought))
+            add(found, ReasoningText(thought))
         if at >= 0:
             self.is_inside, self.is_answering, self._is_after_mark = False, True, True
 

@@ -10,7 +10,7 @@ from penstock.text.reasoning.splitter import Splitter
 from penstock.text.tools.parts import Text
 
 
-class ThoughtTracker:
+class ReasoningTracker:
     def __init__(self, splitter: Splitter, token_bytes: Callable[[int], bytes]) -> None:
         self._splitter = splitter
         self._token_bytes = token_bytes
@@ -43,7 +43,7 @@ class ThoughtTracker:
         parts = self._splitter.push(data.decode("latin-1"))
         return "".join(part.text for part in parts if isinstance(part, Text)).encode("latin-1")
 
-    def copy(self) -> ThoughtTracker:
-        other = ThoughtTracker(deepcopy(self._splitter), self._token_bytes)
+    def copy(self) -> ReasoningTracker:
+        other = ReasoningTracker(deepcopy(self._splitter), self._token_bytes)
         other._last, other.num_tokens = self._last, self.num_tokens
         return other

@@ -16,7 +16,7 @@ from penstock.text.tools.llama4 import LLAMA4
 from penstock.text.tools.mistral import MISTRAL, MISTRAL_V11
 from penstock.text.tools.olmo3 import OLMO3
 from penstock.text.tools.parser import CallParser
-from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, Text, Thought
+from penstock.text.tools.parts import CallArguments, CallBegun, CallEnded, Part, ReasoningText, Text
 from penstock.text.tools.smollm2 import SMOLLM2
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "CallEnded",
     "CallParser",
     "Part",
+    "ReasoningText",
     "Text",
-    "Thought",
     "Tool",
     "ToolFormat",
     "choose",

@@ -15,7 +15,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningText:
     """Text that the model writes for itself before it answers."""
 
     text: str
@@ -38,7 +38,7 @@ class CallEnded:
     index: int
 
 
-Part = Thought | Text | CallBegun | CallArguments | CallEnded
+Part = ReasoningText | Text | CallBegun | CallArguments | CallEnded
 
 
 def add(parts: list[Part], part: Part) -> None:
@@ -46,8 +46,8 @@ def add(parts: list[Part], part: Part) -> None:
     last = parts[-1] if parts else None
     if isinstance(part, Text) and isinstance(last, Text):
         parts[-1] = Text(last.text + part.text)
-    elif isinstance(part, Thought) and isinstance(last, Thought):
-        parts[-1] = Thought(last.text + part.text)
+    elif isinstance(part, ReasoningText) and isinstance(last, ReasoningText):
+        parts[-1] = ReasoningText(last.text + part.text)
     elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
         parts[-1] = replace(last, text=last.text + part.text)
     else:

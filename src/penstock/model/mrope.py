@@ -21,12 +21,12 @@ from penstock.model.rope import inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
+class Mrope:
     frequencies: Tensor  # [head_dim / 2] float32
     directions: Tensor  # [head_dim / 2] int64: what each turns with
 
     @classmethod
-    def of(cls, config: ModelConfig, device: torch.device) -> Turning | None:
+    def of(cls, config: ModelConfig, device: torch.device) -> Mrope | None:
         sections = config.rope_sections
         if not sections:
             return None
@@ -36,13 +36,13 @@ class Turning:
         return cls(frequencies.to(device), _directions(sections, interleaved=config.rope_interleaved).to(device))
 
     def __call__(self, batch: Batch) -> Angles:
-        turns = batch.turns
-        places = batch.positions.float()[:, None] if turns is None else turns.float()[self.directions].T
+        rows = batch.mrope_positions
+        places = batch.positions.float()[:, None] if rows is None else rows.float()[self.directions].T
         angles = (places * self.frequencies)[:, None]
         return Angles(angles.cos(), angles.sin())
 
 
-def turned(qkv: Tensor, spec: AttentionSpec, batch: Batch) -> Tensor:
+def apply_mrope(qkv: Tensor, spec: AttentionSpec, batch: Batch) -> Tensor:
     """Queries and keys normed, if they are to be, and rotated, in place; values as they are."""
     assert batch.angles is not None, "a decoder whose layers turn makes the angles"
     cos, sin = batch.angles.cos, batch.angles.sin

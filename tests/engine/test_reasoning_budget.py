@@ -18,7 +18,7 @@ from penstock.engine.guides import Guides
 from penstock.sched.guiding import TokenGuide
 from penstock.text.reasoning import FORMATS, AnswerParser
 from penstock.text.reasoning.harmony import END, TO_CALL
-from penstock.text.tools.parts import Text, Thought
+from penstock.text.tools.parts import ReasoningText, Text
 from tests.engine.expecting import engine, read
 from tests.engine.test_guided_drafts import run
 from tests.text.walking import EOS, allowed, tokenizer, vocabulary
@@ -91,7 +91,7 @@ def parsed(token_ids: Sequence[int], wanted: Request) -> tuple[str, str]:
     parser = AnswerParser(splitter, None, None)
     text = b"".join(tokenizer().token_bytes(one) for one in token_ids if one != EOS).decode(errors="replace")
     parts = [*parser.push(text), *parser.flush(is_cut=False)]
-    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningText))
     return thought, "".join(part.text for part in parts if isinstance(part, Text))
 
 

@@ -1,4 +1,4 @@
-"""Thoughts before an answer, token by token: they are kept to a budget, and the answer's guide begins after them.
+"""Reasoning before an answer, token by token: it is kept to a budget, and the answer's guide begins after them.
 
 While a model thinks any token may come. Thoughts whose budget is used up are ended by force: the mark that ends them is
 put in, as a guide's forced tokens are. What ends an answer is barred from thoughts that a guided answer has to follow.
@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.errors import EngineFailed
 from penstock.core.request import FinishReason, Request
 from penstock.sched.guiding import Follow, Mask
-from penstock.text.reasoning import FORMATS, ThoughtTracker
+from penstock.text.reasoning import FORMATS, ReasoningTracker
 
 if TYPE_CHECKING:
     from penstock.engine.guides import Guides, LiveGuide
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.engine")
 
 
-class ThoughtPath:
+class ReasoningPath:
     """Where an answer stands before its guide begins, and which tokens must come next. It knows no guide; without one
     thoughts may begin again, as in formats whose messages have channels."""
 
-    def __init__(self, request: Request, tracker: ThoughtTracker) -> None:
+    def __init__(self, request: Request, tracker: ReasoningTracker) -> None:
         assert request.thinking is not None
         self._thinking = request.thinking
         self._is_guided = request.guide is not None
@@ -40,8 +40,8 @@ class ThoughtPath:
             self.text = b""
         self._force_end()  # of thoughts that may have no token
 
-    def copy(self) -> ThoughtPath:
-        other = object.__new__(ThoughtPath)
+    def copy(self) -> ReasoningPath:
+        other = object.__new__(ReasoningPath)
         other.__dict__.update(self.__dict__, _tracker=self._tracker.copy(), coming=list(self.coming))
         return other
 
@@ -87,14 +87,14 @@ class Only(NamedTuple):
         return self.mask
 
 
-class ThoughtGuide:
+class ReasoningGuide:
     """One sequence's, in place of its guide's own, which it holds."""
 
     def __init__(self, guides: Guides, request: Request) -> None:
         self._guides = guides
         self._request = request
         self._may_jump = request.sampling.num_logprobs is None
-        self._path: ThoughtPath | None = None  # None: the vocabulary is being read
+        self._path: ReasoningPath | None = None  # None: the vocabulary is being read
         self._guide: LiveGuide | None = None
         self._error: str | None = None
         self._begun: Future[None] = Future()
@@ -153,7 +153,7 @@ class ThoughtGuide:
             masks.append(Only(self._free(path)))
         return masks + [Only(self._guides.mask_of(self._guides.end_id))] * (len(drafts) - len(masks))
 
-    def _is_guides(self, path: ThoughtPath, token_id: int) -> bool:
+    def _is_guides(self, path: ReasoningPath, token_id: int) -> bool:
         """The guide's turn has come, or comes with this token, which opens no thoughts."""
         if self._guide is None or path.coming:
             return False
@@ -165,7 +165,7 @@ class ThoughtGuide:
         assert self._request.thinking is not None
         return self._request.thinking.opening_ids[0]
 
-    def _free(self, path: ThoughtPath) -> bytes:
+    def _free(self, path: ReasoningPath) -> bytes:
         if path.coming:
             return self._guides.mask_of(path.coming[0])
         is_early = path.num_tokens < self._request.min_tokens
@@ -187,7 +187,7 @@ class ThoughtGuide:
         thinking, known = request.thinking, list(request.output_ids)
         assert thinking is not None
         splitter = FORMATS[thinking.format].splitter(thinking.prompt_end, may_call=thinking.may_call)
-        path = ThoughtPath(request, ThoughtTracker(splitter, self._guides.token_bytes()))
+        path = ReasoningPath(request, ReasoningTracker(splitter, self._guides.token_bytes()))
         if known and path.decides and known[0] != self._opening:
             path.text = b""
         while known and path.text is None:
