@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.admission.admission import Admission
 from penstock.api.page_guard import PageGuard
+from penstock.api.responses.stored import MAX_BYTES
 from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.certificates import Certificates
@@ -265,7 +266,14 @@ async def serve(
 
 
 def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseService:
-    return ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK, ledger)
+    # Ids of items and the conversation before them make a body longer than the one that came.
+    return ResponseService(
+        open_store(url).responses,
+        settings.responses,
+        LOOP_CLOCK,
+        ledger,
+        max_body_bytes=max(settings.max_body_bytes, MAX_BYTES),
+    )
 
 
 def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:
