@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.replicas import _keep, _reserved_ports, _start, _stop, _write_config, template_modules
+from penstock.cli.replicas import (
+    _keep,
+    _reserved_ports,
+    _start,
+    _stop,
+    _write_config,
+    gateway_in_front,
+    template_modules,
+)
+from penstock.cli.serve_fleet import _fleet
 from penstock.core.errors import KeyNotFound
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.engine.messages import EngineInfo, Ready
@@ -21,6 +30,16 @@ from tests.cli.real_server import write_tiny_model
 
 def never(info: EngineInfo) -> None:
     raise AssertionError("it cannot become ready")
+
+
+def test_the_gateway_in_front_takes_bodies_as_large_as_the_replicas_behind_it_do() -> None:
+    settings = Settings(server=ServerSettings(max_body_bytes=32 << 20))
+    assert gateway_in_front(settings, "sqlite:///x", {}).max_body_bytes == 32 << 20
+
+
+def test_a_range_of_replicas_of_an_onnx_model_is_known_to_take_tensors_before_one_is_there() -> None:
+    pools = _fleet(Settings(model="x.onnx"), "f", 0, 2).pools
+    assert [pool["tensors"] for pool in pools.values()] == [True]
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.gateway.batches.settings import BatchSettings
-from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
+from penstock.gateway.settings.gateway import LOOPBACK, MIN_BODY_BYTES, GatewaySettings
 from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.router.legs import Split
@@ -168,6 +168,7 @@ def gateway_in_front(
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
+        max_body_bytes=max(server.max_body_bytes, MIN_BODY_BYTES),
         pipelines=[str(Path(path).absolute()) for path in pipelines],
         slo=settings.slo,
         telemetry=settings.telemetry,

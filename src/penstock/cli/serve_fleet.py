@@ -41,6 +41,7 @@ from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
 from penstock.tenancy.store import open_store
+from penstock.tensors.repository import is_tensor_model
 
 _STOP_S = 10.0
 _OF_THE_GATEWAY = {"host", "port", "grpc_port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
@@ -98,7 +99,9 @@ async def run_fleet(
     the admin API alone."""
     url = store_url(None, None)
     models = {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools}
-    gateway = replace(gateway_in_front(settings, url, models, pipelines), admin_port=admin_port)
+    gateway = gateway_in_front(settings, url, models, pipelines)
+    largest = max(ServerSettings(**pool.get("server", {})).max_body_bytes for pool in fleet.pools.values())
+    gateway = replace(gateway, admin_port=admin_port, max_body_bytes=max(gateway.max_body_bytes, largest))
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
@@ -144,6 +147,7 @@ def of_replicas(server: ServerSettings) -> dict[str, Any]:
 def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettings:
     pool: dict[str, Any] = {
         "model": settings.model,
+        "tensors": is_tensor_model(settings.model),
         "engine": asdict(replace(settings.engine, kv_port=0)),  # KV blocks go between its replicas
         "server": of_replicas(settings.server),
         "min": fewest,
