@@ -223,8 +223,16 @@ async def serve(
                             limits = ClientLimits(
                                 max_body_bytes=settings.max_body_bytes, max_arriving_bytes=settings.max_arriving_bytes
                             )
-                            tensors = TensorRelay(app, gateway.takes_tensors, gateway.can_serve)
-                            calls = Calls(app, gate, gateway.can_serve, tensors=tensors)
+                            tensors = TensorRelay(
+                                app, gateway.takes_tensors, gateway.can_serve, max_body_bytes=settings.max_body_bytes
+                            )
+                            calls = Calls(
+                                app,
+                                gate,
+                                gateway.can_serve,
+                                max_body_bytes=settings.max_body_bytes,
+                                tensors=tensors,
+                            )
                             over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
                             front = websockets(gateway, settings.websocket).over(over_http)
                             server = Server(front, limits, gate=over_http, cors=cors, uploads=batches, upgrades=PATHS)
