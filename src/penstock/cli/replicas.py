@@ -139,6 +139,7 @@ async def _serve(
         if opened.done():
             print(f"{loading_message(name, settings, files.path)} in {counts}", flush=True)
             start = _Start(name, gateway, opened.result(), len(ports))
+            settings = with_transfer(settings, files)
             for port, role in zip(ports, counts.each_role, strict=True):
                 config = _write_config(settings, name, port, role, len(ports), directory)
                 tasks.append(asyncio.create_task(_keep(config, start.is_ready)))
@@ -151,6 +152,15 @@ async def _serve(
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def with_transfer(settings: Settings, files: ModelFiles | ModelDirectory) -> Settings:
+    """Settings of replicas between which KV blocks go, at ports that they pick, if this model's can: a recurrent state
+    lies in no block, and without a prefix cache none is found again."""
+    has_states = not isinstance(files, ModelDirectory) and files.config.linear is not None
+    if has_states or not settings.engine.prefix_cache:
+        return settings
+    return replace(settings, engine=replace(settings.engine, kv_port=0))
 
 
 def gateway_in_front(
@@ -256,9 +266,11 @@ class _Start:
 
 
 def _write_config(settings: Settings, name: str, port: int, role: Role, count: int, directory: Path) -> Path:
-    """JSON is YAML too. KV blocks go between these replicas, at ports that they pick."""
+    """JSON is YAML too. A role is about KV blocks that go between replicas: where these cannot, its engine says why."""
     threads = settings.engine.threads or max(1, usable_cores() // count)
-    engine = replace(settings.engine, threads=threads, kv_port=0)
+    engine = replace(settings.engine, threads=threads)
+    if role != "both":
+        engine = replace(engine, kv_port=0)
     plain = replace(
         settings.server, tls_cert=None, tls_key=None, client_ca=None, grpc_port=None
     )  # on loopback, to their gateway

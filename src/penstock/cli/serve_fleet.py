@@ -24,7 +24,7 @@ from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened
 from penstock.cli.pipeline import load_pipelines
-from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules
+from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules, with_transfer
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
@@ -63,7 +63,7 @@ def serve_range(
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        fleet = _fleet(settings, name, fewest, most)
+        fleet = _fleet(with_transfer(settings, files), name, fewest, most)
         uvloop.run(_serve(settings, fleet, Path(directory), num_processes, pipelines))
 
 
@@ -148,7 +148,7 @@ def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettin
     pool: dict[str, Any] = {
         "model": settings.model,
         "tensors": is_tensor_model(settings.model),
-        "engine": asdict(replace(settings.engine, kv_port=0)),  # KV blocks go between its replicas
+        "engine": asdict(settings.engine),
         "server": of_replicas(settings.server),
         "min": fewest,
         "max": most,
