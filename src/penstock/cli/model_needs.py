@@ -39,7 +39,6 @@ _CPU_STEP, _GPU_STEP = (512, 64), (8192, 256)  # tokens and sequences of a step,
 _NVIDIA_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the latter: of WSL
 _SMI_S = 30.0
 _WEIGHTS = (".safetensors", ".gguf")
-_TENSOR_WEIGHTS = (".onnx", ".onnx_data", ".data", ".bin")
 
 
 class Device(NamedTuple):
@@ -202,6 +201,6 @@ def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> in
     return stored_bytes if engine.quant == "auto" else max(stored_bytes, made_bytes)
 
 
-def _sizes(path: Path, kinds: tuple[str, ...] = _WEIGHTS) -> list[int]:
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in kinds]
+def _sizes(path: Path) -> list[int]:
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.suffix in _WEIGHTS]
     return [one.stat().st_size for one in files]
