@@ -83,7 +83,7 @@ def _first_gpu() -> tuple[str, int] | None:
 
 
 def _told_by_nvidia_smi() -> tuple[str, int]:
-    """For an installation without NVML's package. Raises ConfigError."""
+    """Name and memory of the first GPU, for an installation without NVML's package. Raises ConfigError."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         first = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=True).stdout.splitlines()[
@@ -127,8 +127,8 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
 def tensor_needs(
     name: str, entry: ModelEntry, engine: EngineSettings, directory: ModelDirectory, device: Device
 ) -> ModelNeeds:
-    """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
-    them; each instance has its own."""
+    """Memory of a model that takes tensors. ONNX Runtime holds the file's weights twice, as read and as its kernels
+    need them, and each instance has its own."""
     computes_here = not device.is_gpu or (engine.device != "cpu" and _runs_on_gpu(directory))
     if not computes_here:
         return ModelNeeds(name, 0, 0, 0)
@@ -139,7 +139,7 @@ def tensor_needs(
 
 
 def _onnx_bytes(file: Path) -> int:
-    """With the files of its weights, which are named after it."""
+    """Bytes of an ONNX file and of the files of its weights, whose names begin with its name."""
     return sum(one.stat().st_size for one in file.parent.iterdir() if one.name.startswith(file.name))
 
 

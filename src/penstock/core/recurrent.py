@@ -12,5 +12,5 @@ def num_snapshots(max_num_seqs: int, *, prefix_cache: bool = True) -> int:
 
 
 def num_states(max_num_seqs: int, *, prefix_cache: bool = True) -> int:
-    """All that memory is set aside for, with one for padding."""
+    """Number of states that memory is set aside for, with one for padding."""
     return 1 + max_num_seqs + num_snapshots(max_num_seqs, prefix_cache=prefix_cache)

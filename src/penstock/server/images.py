@@ -112,7 +112,7 @@ class Images:
     async def inputs(
         self, asked: Sequence[ImageAsked], images: ImagesByUrl, placed: PlacedPrompt
     ) -> tuple[ImageInput, ...]:
-        """For the engine. Raises what is wrong with the pixels of one, naming it."""
+        """The engine's inputs. Raises InvalidImage, naming the image whose pixels are wrong."""
         assert self._reader is not None
         made: dict[tuple[str, bool], list[ImageInput]] = {}
         found: list[ImageInput] = []

@@ -86,7 +86,7 @@ class _Round:
         return self._one_at_a_time(found) if self.rules.one_at_a_time else found
 
     def _one_at_a_time(self, found: Mapping[str, Aim]) -> dict[str, Aim]:
-        """What was decided, less what has to wait until another model is there, or gone."""
+        """The decisions without those that wait until another model has come or gone."""
         states = [view.state for view in self.views.values()]
         is_coming = Residence.LOADING in states or Residence.WAKING in states
         moves = is_coming or any(state in _MOVING for state in states)

@@ -30,7 +30,7 @@ class StepUse(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: str
     seconds: float
     attempt: int = 1  # the second try of a step is 2
-    usage: Usage | None = None  # of a model
+    usage: Usage | None = None  # only of model steps
 
 
 class PipelineAnswer:
