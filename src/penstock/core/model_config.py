@@ -44,7 +44,7 @@ Activation = Literal["silu", "gelu"] | ClampedSwiGLU
 
 @dataclass(frozen=True)
 class Routing:
-    """How DeepSeek's routers choose: by scores of experts, of which some groups take part, each of some neighbours."""
+    """DeepSeek's routing: experts are chosen by score, from the best groups of neighbouring experts."""
 
     scores: Literal["softmax", "sigmoid"] = "sigmoid"
     has_bias: bool = True  # a number of each expert's own, added to its score for the choice and not for the weight

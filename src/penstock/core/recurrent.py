@@ -1,4 +1,4 @@
-"""How many recurrent states an engine has room for: numbers that its memory, its cache and its plans must share."""
+"""Number of recurrent states that an engine has room for: its memory, its cache and its plans must agree on it."""
 
 from __future__ import annotations
 

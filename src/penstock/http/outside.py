@@ -2,7 +2,7 @@
 address that is not public.
 
 Names are resolved here, all their addresses are checked, and the connection goes to a checked address and not to the
-name: so a name that is resolved anew to another address gains nothing. What a redirect leads to is checked likewise.
+name: so a name that is resolved anew to another address gains nothing. Targets of redirects are checked likewise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys of config.json that only one family has, as fields of a ModelConfig. What is not understood is refused."""
+"""Keys of config.json that only one family has, as fields of a ModelConfig. Values not understood are refused."""
 
 from __future__ import annotations
 

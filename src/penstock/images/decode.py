@@ -125,8 +125,8 @@ def _strip_in_rgb(image: Image.Image) -> Image.Image:
 
 
 def _turn_of(image: Image.Image) -> int:
-    """How EXIF data before the pixels says that they lie; data that cannot be read says nothing. Pillow's own reading
-    of a PNG would decode it, to see whether there is more behind the pixels."""
+    """Orientation by the EXIF data before the pixels; data that cannot be read is ignored. Pillow's own reading of a
+    PNG would decode it, to see whether there is more behind the pixels."""
     from PIL.Image import Image as PlainImage
 
     try:

@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA), as DeepSeek has it: all heads' keys and values are made of one small latent.
 
 The cache holds a token's latent and the rotated key that all heads share: one head of keys, whose first part is the
-value too. What makes keys of latents (W_UK) is absorbed into the queries, what makes values of them (W_UV) into the
+value too. The weights from latents to keys (W_UK) are absorbed into the queries, those to values (W_UV) into the
 output, so that attention is over latents: a head's query is as wide as what is cached, and so is what it finds. Prompts
 are attended in this form too: it computes more than keys and values that are made of the whole context would, and needs
 no memory for those, whatever is cached.

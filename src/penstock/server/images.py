@@ -1,5 +1,5 @@
 """Images of requests: fetched or read from the body, looked at, counted, and at last decoded; all of it beside the
-event loop, in a few threads of their own. What is wrong with one is an error of the part that shows it.
+event loop, in a few threads of their own. Errors about an image name the part that shows it.
 """
 
 from __future__ import annotations

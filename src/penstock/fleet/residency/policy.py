@@ -1,4 +1,4 @@
-"""Which models are loaded: from what is seen of them to what each is to be, round by round. Pure: time is an argument.
+"""Policy of which models are loaded: from their status to each one's target, round by round. Pure: time is an argument.
 
 A model is wanted when requests wait for it, or an operator asked for it, or it is pinned, or it was loaded and its
 engine ended by itself. One that is wanted and not loaded is loaded when its fixed memory and its floor are free. Where

@@ -100,7 +100,7 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mem
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that are solved for together. What token i adds, by its key, is u_i; with G the sum of log decays:
+    """Solves for several tokens together. Token i adds u_i under its key; with G the sum of log decays:
 
     u_i = beta_i (v_i - exp(G_i) S^T k_i - sum over j < i of exp(G_i - G_j) (k_j . k_i) u_j)
     """
