@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc
 import yaml
 from tools.drills.stand import PATIENT
+from tritonclient.utils import InferenceServerException
 
 from tests.certificates import new_ca
 from tests.cli.real_gateway import real_gateway
@@ -62,7 +63,7 @@ def test_default_model_answers_and_finishes_when_it_is_told_to_stop() -> None:
 def test_gateway_has_it_with_its_own_certificate(replica: Replica, tmp_path: Path) -> None:
     ca = new_ca(tmp_path)
     own = ca.issue("gateway")
-    files = {"tls_cert": str(own.cert), "tls_key": str(own.key)}
+    files = {"tls_cert": str(own.cert), "tls_key": str(own.key), "max_body_bytes": 1 << 16}
     with real_gateway(tmp_path, replica, trusts=ca.context(), grpc_port=0, **files) as gateway:
         assert gateway.process.stdout is not None
         address = f"localhost:{_port(gateway.process.stdout.readline())}"
@@ -70,6 +71,8 @@ def test_gateway_has_it_with_its_own_certificate(replica: Replica, tmp_path: Pat
         with contextlib.closing(client):
             assert client.is_model_ready(NAME)
             assert len(texts(client.infer(NAME, inputs(KIND, "the fox", 4)))[0]) > 0
+            with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
+                client.infer(NAME, inputs(KIND, "x" * (1 << 20), 4))
             status, answer = gateway.ask("POST", f"/v2/models/{NAME}/generate", {"text_input": "x", "max_tokens": 3})
             assert (status, answer["model_name"]) == (200, NAME)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from penstock.fleet.residency.memory_plan import ModelNeeds
 from penstock.fleet.residency.settings import ModelEntry, ModelsSettings
 from penstock.tensors.repository import open_directory
 from tests.cli.tiny_model import write_tiny_model
+from tests.runner.seeing import STACKED
 
 GIB = 1 << 30
 CPU = Device("cpu", 2 * GIB, False, 8 * GIB)
@@ -37,6 +41,18 @@ def test_a_model_has_a_floor_of_cache_and_the_device_s_own_fixed_memory(tiny: Se
     assert on_cpu.parked_bytes == on_cpu.fixed_bytes, "a parked model's weights are where they were"
     assert on_gpu.most_bytes == GPU.for_models_bytes
     assert on_cpu.most_bytes < CPU.for_models_bytes
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_the_encoder_of_images_and_what_it_makes_of_them_are_counted(tiny: Settings, device: Device) -> None:
+    plain, entry = check(tiny), ModelEntry(model=tiny.model)
+    seeing: Any = SimpleNamespace(path=plain.path, config=replace(plain.config, vision=STACKED))
+    few = replace(tiny, engine=replace(tiny.engine, max_image_tokens=1024))
+    blind, some, most = (needs_of("m", entry, *each, device) for each in ((tiny, plain), (few, seeing), (tiny, seeing)))
+    assert some.fixed_bytes - blind.fixed_bytes > 2 * STACKED.num_parameters(plain.config.hidden_size)
+    number_bytes = 2 if device.is_gpu else 4
+    kept = (16_384 - 1024) * STACKED.levels * plain.config.hidden_size * number_bytes
+    assert most.fixed_bytes - some.fixed_bytes > kept
 
 
 def test_the_file_may_say_what_a_model_needs(tiny: Settings) -> None:

@@ -2,15 +2,18 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.cli import serve_command
 from penstock.cli.replica_counts import ReplicaCounts, check_counts, replica_counts
-from penstock.cli.replicas import _write_config
+from penstock.cli.replicas import _write_config, with_transfer
 from penstock.cli.serve_fleet import _fleet
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Settings
+from tests.model.family_configs import SHAPE
 
 
 def test_replicas_are_a_number_a_range_or_roles() -> None:
@@ -59,7 +62,8 @@ def test_several_replicas_share_neither_a_role_nor_a_port() -> None:
 def test_each_replica_of_this_machine_has_its_role_and_a_kv_port_that_it_picks(tmp_path: Path) -> None:
     written = json.loads(_write_config(Settings("m"), "m", 9001, "prefill", 2, tmp_path).read_bytes())
     assert (written["server"]["role"], written["engine"]["kv_port"]) == ("prefill", 0)
-    (pool,) = _fleet(Settings("m"), "serve", 1, 4).pools.values()
+    files: Any = SimpleNamespace(config=SHAPE)
+    (pool,) = _fleet(with_transfer(Settings("m"), files), "serve", 1, 4).pools.values()
     assert pool["engine"]["kv_port"] == 0
 
 

@@ -7,20 +7,60 @@ import json
 import os
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from penstock.cli.replicas import _keep, _reserved_ports, _start, _stop, _write_config, template_modules
+from penstock.cli.replicas import (
+    _keep,
+    _reserved_ports,
+    _start,
+    _stop,
+    _write_config,
+    gateway_in_front,
+    template_modules,
+    with_transfer,
+)
+from penstock.cli.serve_fleet import _fleet
 from penstock.core.errors import KeyNotFound
 from penstock.core.settings import EngineSettings, ServerSettings, Settings
 from penstock.engine.messages import EngineInfo, Ready
+from penstock.engine_process.recurrent import for_recurrent
 from penstock.engine_process.spawn import ForkedProcess, TemplateProcess
 from tests.cli.real_server import write_tiny_model
+from tests.model.family_configs import HYBRID, SHAPE
 
 
 def never(info: EngineInfo) -> None:
     raise AssertionError("it cannot become ready")
+
+
+def test_the_gateway_in_front_takes_bodies_as_large_as_the_replicas_behind_it_do() -> None:
+    settings = Settings(server=ServerSettings(max_body_bytes=32 << 20))
+    assert gateway_in_front(settings, "sqlite:///x", {}).max_body_bytes == 32 << 20
+
+
+def test_a_range_of_replicas_of_an_onnx_model_is_known_to_take_tensors_before_one_is_there() -> None:
+    pools = _fleet(Settings(model="x.onnx"), "f", 0, 2).pools
+    assert [pool["tensors"] for pool in pools.values()] == [True]
+
+
+def test_kv_blocks_go_between_replicas_of_models_whose_blocks_can(tmp_path: Path) -> None:
+    """Of others they would be refused by the engine, and with them the replicas."""
+    settings = Settings(engine=EngineSettings(load="dummy"))
+    for shape, has_cache, port in ((SHAPE, True, 0), (SHAPE, False, None), (HYBRID, True, None)):
+        own = replace(settings, engine=replace(settings.engine, prefix_cache=has_cache))
+        files: Any = SimpleNamespace(config=shape)
+        found = with_transfer(own, files)
+        assert found.engine.kv_port == port
+        for_recurrent(found.engine, shape)
+        for role, of_role in (("both", port), ("prefill", 0)):
+            written = json.loads(_write_config(found, "m", 1, role, 1, tmp_path).read_bytes())  # type: ignore[arg-type]
+            assert written["engine"]["kv_port"] == of_role
+        assert all(pool["engine"]["kv_port"] == port for pool in _fleet(found, "f", 1, 2).pools.values())
 
 
 @pytest.mark.slow

@@ -81,6 +81,13 @@ async def test_every_framing(answer: bytes) -> None:
         assert await outside(port).fetch(f"http://127.0.0.1:{port}/") == b"bytes"
 
 
+@pytest.mark.parametrize(
+    "begun", ["HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"]
+)
+async def test_headers_are_bounded_before_a_body_and_behind_it(begun: str) -> None:
+    assert "headers are too long" in await refused(begun.encode() + b"X: " + b"a" * (1 << 20))
+
+
 async def test_redirects_are_followed_a_few_times() -> None:
     def answer(head: bytes) -> bytes:
         number = int(head.split(b" ")[1].rpartition(b"/")[2])

@@ -123,6 +123,7 @@ def test_an_image_is_turned_as_its_camera_was(turn: int, form: str) -> None:
         (png(40, 40, (b"tEXt", b"a\0" + bytes(9)), (b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 24)))), "broken"),
         (png(40, 40, (b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 24)))), "broken"),
         (encoded(noise(8, 8), "JPEG") + b"\xff\xda" * 200, "scans"),
+        (encoded(noise(8, 8), "MPO", save_all=True, append_images=[noise(8, 8)]) + b"\xff\xda" * 200, "scans"),
     ],
     ids=lambda value: value if isinstance(value, str) else str(bytes(value[:12])),
 )

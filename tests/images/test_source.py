@@ -122,6 +122,7 @@ def test_nothing_is_fetched_unless_its_host_is_allowed() -> None:
         "::ffff:10.0.0.1",
         "fe80::1",
         "fe80::1%eth0",
+        "fec0::1",
         "fc00::1",
         "fd00:ec2::254",
         "ff02::1",

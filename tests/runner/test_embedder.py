@@ -16,9 +16,12 @@ from penstock.model.ops import KVShape, Ops
 from penstock.model.ops.build import KernelsUnavailable
 from penstock.model.ops.native import NativeOps
 from penstock.model.ops.reference import ReferenceOps
+from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.embedder import DecoderEmbedder
 from tests.devices import NEEDS_GPU
+from tests.model.paged import PagedSequence, make_batch
 from tests.model.tiny import StateDictCheckpoint, hf_model
+from tests.runner.seeing import CONFIGS
 
 TEXTS = [np.random.default_rng(5).integers(0, 256, length).tolist() for length in (1, 7, 33, 1, 16, 7)]
 
@@ -111,3 +114,18 @@ def test_every_token_but_the_first_has_its_log_probability_its_rank_and_the_like
 def assert_same(some: list[bytes], others: list[bytes]) -> None:
     for one, other in zip(some, others, strict=True):
         np.testing.assert_allclose(np.frombuffer(one, np.float32), np.frombuffer(other, np.float32), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
+def test_models_that_take_images_read_texts_as_they_generate_after_them(name: str) -> None:
+    config, text = CONFIGS[name], TEXTS[2]
+    ops = ReferenceOps(torch.device("cpu"))
+    model = load_model(RandomCheckpoint(config), ops)
+    shape = KVShape(config.num_layers, 8, 16, config.num_kv_heads, config.head_dim)
+    found = DecoderEmbedder(model, ops, shape, "mean", 80).score([text], [len(text) - 1])
+    with torch.inference_mode():
+        logits = model(
+            make_batch([(PagedSequence(text, list(range(8))), len(text))], every_row=True), ops.allocate_kv(shape)
+        )
+    expected = logits.log_softmax(dim=-1)[:-1].gather(1, torch.tensor(text[1:])[:, None]).mean()
+    assert found == [pytest.approx(float(expected), abs=2e-4)]

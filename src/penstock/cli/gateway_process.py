@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.admission.admission import Admission
 from penstock.api.page_guard import PageGuard
+from penstock.api.responses.stored import MAX_BYTES
 from penstock.cli import sd_notify
 from penstock.cli.admin_port import administered
 from penstock.cli.certificates import Certificates
@@ -222,8 +223,16 @@ async def serve(
                             limits = ClientLimits(
                                 max_body_bytes=settings.max_body_bytes, max_arriving_bytes=settings.max_arriving_bytes
                             )
-                            tensors = TensorRelay(app, gateway.takes_tensors, gateway.can_serve)
-                            calls = Calls(app, gate, gateway.can_serve, tensors=tensors)
+                            tensors = TensorRelay(
+                                app, gateway.takes_tensors, gateway.can_serve, max_body_bytes=settings.max_body_bytes
+                            )
+                            calls = Calls(
+                                app,
+                                gate,
+                                gateway.can_serve,
+                                max_body_bytes=settings.max_body_bytes,
+                                tensors=tensors,
+                            )
                             over_http, cors = OverHttp(app, calls, gate), Cors.of(settings.allowed_origins)
                             front = websockets(gateway, settings.websocket).over(over_http)
                             server = Server(front, limits, gate=over_http, cors=cors, uploads=batches, upgrades=PATHS)
@@ -265,7 +274,14 @@ async def serve(
 
 
 def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseService:
-    return ResponseService(open_store(url).responses, settings.responses, LOOP_CLOCK, ledger)
+    # Ids of items and the conversation before them make a body longer than the one that came.
+    return ResponseService(
+        open_store(url).responses,
+        settings.responses,
+        LOOP_CLOCK,
+        ledger,
+        max_body_bytes=max(settings.max_body_bytes, MAX_BYTES),
+    )
 
 
 def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:

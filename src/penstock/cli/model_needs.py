@@ -11,12 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.capacity.formats import Formats
+from penstock.capacity.formats import BYTES, Formats
 from penstock.capacity.memory import RESERVED_BYTES, memory_in
 from penstock.capacity.model_bytes import ModelBytes
 from penstock.core.context import longest_context
 from penstock.core.errors import ConfigError
 from penstock.core.host_memory import free_host_bytes
+from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings, Settings
 from penstock.fleet.residency.memory_plan import ModelNeeds
 from penstock.fleet.residency.settings import ModelEntry
@@ -24,6 +25,7 @@ from penstock.fleet.residency.shared_device import FitEngine, fit_cpu, fit_gpu
 from penstock.hub.encoder import EncoderCheckpoint
 from penstock.hub.resolve import ModelFiles, resolve
 from penstock.observe.gpu.nvml import open_nvml
+from penstock.runner.limits import DEFAULTS, resolve_image_tokens
 from penstock.tensors.repository import ModelDirectory
 
 _GIB = 1 << 30
@@ -116,12 +118,28 @@ def needs_of(name: str, entry: ModelEntry, settings: Settings, files: ModelFiles
     step_bytes = step.step_bytes
     if not device.is_gpu:
         step_bytes += _CPU_PROCESS_BYTES - RESERVED_BYTES
-    fixed_bytes = weight_bytes + step_bytes + step.state_bytes
+    image_bytes = _image_bytes(files.config, engine, formats, "cuda" if device.is_gpu else "cpu")
+    fixed_bytes = weight_bytes + step_bytes + step.state_bytes + image_bytes
     context = longest_context(engine, files.config)
     token_bytes = 0 if isinstance(files, EncoderCheckpoint) else sum(each.kv_bytes_per_token for each, _ in models)
     floor_bytes, most_bytes = _kv_bytes(token_bytes, entry, context, device)
     parked_bytes = min(fixed_bytes, _GPU_PARKED_BYTES) if device.is_gpu else fixed_bytes
     return ModelNeeds(name, fixed_bytes, floor_bytes, most_bytes, entry.kv_share, parked_bytes)
+
+
+def _image_bytes(config: ModelConfig, engine: EngineSettings, formats: Formats, device_type: str) -> int:
+    """Embeddings of images that are kept, and what the encoder works in at the largest image; a CPU has both in
+    float32."""
+    vision, tokens = config.vision, resolve_image_tokens(config, engine)
+    if vision is None or not tokens:
+        return 0
+    at_once = tokens
+    if vision.family == "idefics3":  # whose images are tiles
+        at_once = min(tokens, DEFAULTS[device_type].step_image_tokens)
+    num_patches = at_once * vision.merge_size**2
+    worked = num_patches * (4 * vision.hidden_size + 2 * vision.intermediate_size + vision.patch_values)
+    numbers = tokens * vision.levels * config.hidden_size + worked
+    return int(numbers * BYTES[formats.dtype if device_type == "cuda" else "float32"])
 
 
 def tensor_needs(
@@ -176,9 +194,12 @@ def _formats(engine: EngineSettings, device: Device) -> Formats:
 def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> int:
     """As its files have them, unless they are to be made otherwise."""
     stored_bytes = sum(_sizes(files.path)) if engine.load != "dummy" else 0
+    vision = model.config.vision
+    encoder = 0 if vision is None else vision.num_parameters(model.config.hidden_size)
+    made_bytes = model.stored_bytes + int(BYTES[model.formats.dtype] * encoder)
     if not stored_bytes or engine.quant not in ("auto", "none"):
-        return model.stored_bytes
-    return stored_bytes if engine.quant == "auto" else max(stored_bytes, model.stored_bytes)
+        return made_bytes
+    return stored_bytes if engine.quant == "auto" else max(stored_bytes, made_bytes)
 
 
 def _sizes(path: Path, kinds: tuple[str, ...] = _WEIGHTS) -> list[int]:

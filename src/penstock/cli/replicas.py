@@ -46,7 +46,7 @@ from penstock.engine.client import as_error, startup_phases
 from penstock.engine.messages import EngineInfo, Failed, Ready
 from penstock.engine_process.spawn import ChildProcess, TemplateProcess, spawn
 from penstock.gateway.batches.settings import BatchSettings
-from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
+from penstock.gateway.settings.gateway import LOOPBACK, MIN_BODY_BYTES, GatewaySettings
 from penstock.hub.home import penstock_home
 from penstock.hub.resolve import ModelFiles, default_name
 from penstock.router.legs import Split
@@ -139,6 +139,7 @@ async def _serve(
         if opened.done():
             print(f"{loading_message(name, settings, files.path)} in {counts}", flush=True)
             start = _Start(name, gateway, opened.result(), len(ports))
+            settings = with_transfer(settings, files)
             for port, role in zip(ports, counts.each_role, strict=True):
                 config = _write_config(settings, name, port, role, len(ports), directory)
                 tasks.append(asyncio.create_task(_keep(config, start.is_ready)))
@@ -151,6 +152,15 @@ async def _serve(
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def with_transfer(settings: Settings, files: ModelFiles | ModelDirectory) -> Settings:
+    """Settings of replicas between which KV blocks go, at ports that they pick, if this model's can: a recurrent state
+    lies in no block, and without a prefix cache none is found again."""
+    has_states = not isinstance(files, ModelDirectory) and files.config.linear is not None
+    if has_states or not settings.engine.prefix_cache:
+        return settings
+    return replace(settings, engine=replace(settings.engine, kv_port=0))
 
 
 def gateway_in_front(
@@ -168,6 +178,7 @@ def gateway_in_front(
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
         models=models,
+        max_body_bytes=max(server.max_body_bytes, MIN_BODY_BYTES),
         pipelines=[str(Path(path).absolute()) for path in pipelines],
         slo=settings.slo,
         telemetry=settings.telemetry,
@@ -255,9 +266,11 @@ class _Start:
 
 
 def _write_config(settings: Settings, name: str, port: int, role: Role, count: int, directory: Path) -> Path:
-    """JSON is YAML too. KV blocks go between these replicas, at ports that they pick."""
+    """JSON is YAML too. A role is about KV blocks that go between replicas: where these cannot, its engine says why."""
     threads = settings.engine.threads or max(1, usable_cores() // count)
-    engine = replace(settings.engine, threads=threads, kv_port=0)
+    engine = replace(settings.engine, threads=threads)
+    if role != "both":
+        engine = replace(engine, kv_port=0)
     plain = replace(
         settings.server, tls_cert=None, tls_key=None, client_ca=None, grpc_port=None
     )  # on loopback, to their gateway

@@ -24,7 +24,7 @@ from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened
 from penstock.cli.pipeline import load_pipelines
-from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules
+from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules, with_transfer
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
@@ -41,6 +41,7 @@ from penstock.hub.resolve import default_name
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
 from penstock.tenancy.store import open_store
+from penstock.tensors.repository import is_tensor_model
 
 _STOP_S = 10.0
 _OF_THE_GATEWAY = {"host", "port", "grpc_port", "name", "tls_cert", "tls_key", "client_ca", "gateway_secret"}
@@ -62,7 +63,7 @@ def serve_range(
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
-        fleet = _fleet(settings, name, fewest, most)
+        fleet = _fleet(with_transfer(settings, files), name, fewest, most)
         uvloop.run(_serve(settings, fleet, Path(directory), num_processes, pipelines))
 
 
@@ -98,7 +99,9 @@ async def run_fleet(
     the admin API alone."""
     url = store_url(None, None)
     models = {pool: {"secret_env": SECRET_VARIABLE} for pool in fleet.pools}
-    gateway = replace(gateway_in_front(settings, url, models, pipelines), admin_port=admin_port)
+    gateway = gateway_in_front(settings, url, models, pipelines)
+    largest = max(ServerSettings(**pool.get("server", {})).max_body_bytes for pool in fleet.pools.values())
+    gateway = replace(gateway, admin_port=admin_port, max_body_bytes=max(gateway.max_body_bytes, largest))
     opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
     secret = os.environ[SECRET_VARIABLE]
     client = ReplicaClient(secret)
@@ -144,7 +147,8 @@ def of_replicas(server: ServerSettings) -> dict[str, Any]:
 def _fleet(settings: Settings, name: str, fewest: int, most: int) -> FleetSettings:
     pool: dict[str, Any] = {
         "model": settings.model,
-        "engine": asdict(replace(settings.engine, kv_port=0)),  # KV blocks go between its replicas
+        "tensors": is_tensor_model(settings.model),
+        "engine": asdict(settings.engine),
         "server": of_replicas(settings.server),
         "min": fewest,
         "max": most,

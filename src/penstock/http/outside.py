@@ -12,6 +12,7 @@ import contextlib
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import urljoin
 
 import httptools
@@ -35,6 +36,11 @@ class Outside:
     timeout_s: float  # for all of it
     is_allowed: Callable[[str], bool] = is_public  # whether an address may be connected to
     tls: ssl.SSLContext | None = None  # None: the system's own certificates
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Read from files, which takes a moment: once."""
+        return self.tls or ssl.create_default_context()
 
     async def fetch(self, url: str) -> bytes:
         """Raises InvalidImage."""
@@ -61,7 +67,7 @@ class Outside:
 
     async def _ask(self, place: Place) -> _Answer:
         address = await self._address(place)
-        tls = (self.tls or ssl.create_default_context()) if place.scheme == "https" else None
+        tls = self._tls if place.scheme == "https" else None
         reader, writer = await asyncio.open_connection(
             address, place.port, ssl=tls, server_hostname=place.host if tls is not None else None
         )
@@ -99,17 +105,14 @@ class _Answer:
         self.is_complete = False
         self.ends_with_connection = False  # only that says where it ends
         self._max_bytes = max_bytes
-        self._num_bytes = self._head_bytes = 0
+        self._num_bytes = self._idle_bytes = 0
         self._has_length = False
         self._is_coded = False
         self._problem: InvalidImage | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        if self.status == 0:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES + _READ_BYTES:
-                raise OSError("its headers are too long")
+        known = self._num_bytes
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -117,6 +120,10 @@ class _Answer:
                 raise
         if self._problem is not None:
             raise self._problem
+        # Without a body there are headers, before it or behind it, which the parser gathers.
+        self._idle_bytes = 0 if self._num_bytes > known else self._idle_bytes + len(data)
+        if self._idle_bytes > _MAX_HEAD_BYTES + _READ_BYTES:
+            raise OSError("its headers are too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_JPEGS = ("JPEG", "MPO")  # the latter: one with more images behind it, of which the first is taken
 _NAMES = "PNG, JPEG, WebP and GIF"
 _ORIENTATION = 0x0112  # of EXIF
 _TURNS = {
@@ -57,7 +58,7 @@ def read_header(data: bytes, max_pixels: int) -> Header:
     most = min(max_pixels, _MAX_WEBP_PIXELS) if image.format == "WEBP" else max_pixels
     if width * height > most:
         raise InvalidImage(f"has {width}x{height} pixels; the most that are taken are {most} in all", reason="pixels")
-    if image.format == "JPEG" and data.count(_SCAN) > _MAX_SCANS:
+    if image.format in _JPEGS and data.count(_SCAN) > _MAX_SCANS:
         raise InvalidImage(f"is a JPEG of more than {_MAX_SCANS} scans", reason="scans")
     turn = _turn_of(image)
     if turn in _LYING:

@@ -124,7 +124,7 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             found = found.ipv4_mapped
-        elif found.sixtofour or found.teredo or _is_translated(found):
+        elif found.sixtofour or found.teredo or found.is_site_local or _is_translated(found):
             return False
     if found in _PROTOCOLS:
         return False

@@ -218,7 +218,7 @@ class DecoderEmbedder:
         def ints(values: Ints) -> Tensor:
             return torch.from_numpy(values.astype(np.int32)).to(device)
 
-        return Batch(
+        batch = Batch(
             token_ids=texts.token_ids[begin:end].int(),
             positions=texts.positions[begin:end].int(),
             query_starts=ints(np.array([0, *accumulate(counts)])),
@@ -227,6 +227,8 @@ class DecoderEmbedder:
             logit_rows=torch.empty(0, dtype=torch.int64, device=device),  # whoever wants some asks for them later
             num_decodes=int((counts == 1).sum()),
         )
+        mrope = self._model.mrope
+        return batch if mrope is None else replace(batch, angles=mrope(batch))
 
     def _states(self, parts: list[_Part]) -> Iterator[Tensor]:
         """What the head would be given, of all tokens in their order: [rows, hidden] at a time."""

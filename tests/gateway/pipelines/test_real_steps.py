@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -15,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from penstock.gateway.pipelines.python_pool import start_process
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe import gateway_catalog as catalog
 from tests.clocks import ManualClock
@@ -216,3 +218,20 @@ def _children() -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             found += [one.pid] if "penstock.gateway.pipelines.python_process" in one.cmdline() else []
     return found
+
+
+async def test_a_file_in_the_working_directory_stands_in_for_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway may be started anywhere, also where others may write."""
+    (step,) = written(tmp_path, ONE_STEP.format("wrong", "text"), steps=STEPS).python_steps
+    working = tmp_path / "working"
+    working.mkdir()
+    (working / "json.py").write_text("raise SystemExit('not the real one')")
+    monkeypatch.chdir(working)
+    started = await start_process(step)
+    reader, writer = await asyncio.open_connection(sock=started.link)
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    assert json.loads(await reader.readexactly(size)) == {"ready": True}
+    writer.close()
+    assert await started.process.wait() == 0

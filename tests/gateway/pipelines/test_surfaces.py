@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import UnsupportedParameter
+from penstock.gateway.pipelines.input import read_input
+from penstock.gateway.pipelines.model_call import CHAT_PATH
 from penstock.tenancy.store import open_store
 from tests.gateway.batches.batching import batching, chat, create, ended, lines, results
 from tests.gateway.pipelines.test_served import num_open, steps_counted
@@ -67,3 +71,20 @@ def test_a_websocket_asks_a_pipeline(tmp_path: Path, replica_at_hand: Replica) -
         assert text_of(found["one"]) == replica_at_hand.answer(messages, 12)
         assert text_of(found["two"]) == replica_at_hand.answer(messages, 4)
         eventually(lambda: num_open(gateway) == 0)
+
+
+@pytest.mark.parametrize("step", ["prompt: '{{ input.text }}'", "messages: input.messages"])
+def test_an_image_is_refused_where_steps_read_the_text_alone(tmp_path: Path, step: str) -> None:
+    pipeline = written(tmp_path, f"name: asked\nsteps:\n  answer: {{model: small, {step}}}")
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "x"}]}
+        ]
+    }
+    if pipeline.reads_messages:
+        assert read_input(CHAT_PATH, json.dumps(body).encode(), pipeline).values["messages"] == body["messages"]
+        return
+    with pytest.raises(
+        UnsupportedParameter, match=r"messages\[0\]\.content\[1\]: steps of 'asked' read the text alone"
+    ):
+        read_input(CHAT_PATH, json.dumps(body).encode(), pipeline)

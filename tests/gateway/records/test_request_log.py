@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
 import os
+import random
 import re
 import time
 from pathlib import Path
@@ -143,6 +145,24 @@ def test_what_is_searched_of_a_prompt_is_bounded_and_nothing_is_shown_that_was_c
         shown = text.of(b'{"prompt":"%b %b %b"}' % (b"x@y.z " * 20, b"-" * (number - 140), secret.encode() * 100))
         assert not any(part in shown for part in ("ann", "4111", "1111", "sk-a"))
     assert counting.num_chars <= 60 * (100 + 1024)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}',
+        '{"type":"input_image","image_url": "data:;base64,%s"}',
+        '{"type":"image","source":{"type":"base64","media_type":"image/png","data": "%s"}}',
+    ],
+)
+def test_no_bytes_of_an_image_are_shown_and_the_words_behind_it_are(image: str) -> None:
+    data = base64.b64encode(random.Random(3).randbytes(9000)).decode()
+    for written in (data, data.replace("/", "\\/"), data.replace("=", "%3D")):
+        shown = PromptText(PromptSettings(400)).of(
+            b'{"messages":[{"content":[%b,{"type":"text","text":"what is this"}]}]}' % (image % written).encode()
+        )
+        assert "what is this" in shown
+        assert not any(data[at : at + 12] in shown for at in range(0, len(data), 12))
 
 
 @pytest.mark.parametrize("mail", ["a@b.c", "x+y@b-c.de", "a@b.c..d@e.f", "a@b.c+d@e.f", "a@b.c.+.d@e.f", "(a@b.c)"])

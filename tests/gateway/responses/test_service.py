@@ -14,10 +14,14 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from penstock.api.responses.stored import read_state
+from penstock.cli.gateway_process import _responses
+from penstock.core.errors import BodyTooLarge
 from penstock.gateway.app import Gateway
 from penstock.gateway.responses.background import LEASE_S, RENEW_EVERY_S
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.responses.settings import ResponseSettings
+from penstock.gateway.settings.gateway import GatewaySettings
 from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.store import Store, open_store
 from tests.clocks import ManualClock
@@ -427,3 +431,14 @@ def test_a_conversation_goes_on_after_an_image(store: Store) -> None:
         (kept,) = gateway.openai.responses.input_items.list(first.id, order="asc").data
         assert kept.content[1].image_url == image["image_url"]  # type: ignore[union-attr]
         eventually(gateway.is_idle)
+
+
+def test_a_response_is_kept_of_a_body_as_large_as_the_gateway_takes(tmp_path: Path) -> None:
+    part = {"type": "input_image", "image_url": "data:;base64," + "A" * (9 << 20)}
+    body = json.dumps({"model": NAME, "input": [{"role": "user", "content": [part]}]}).encode()
+    url, asked = f"sqlite:///{tmp_path / 'penstock.db'}", read_state(body)
+    for max_body_bytes, is_taken in ((8 << 20, False), (16 << 20, True)):
+        settings = GatewaySettings(max_body_bytes=max_body_bytes)
+        kept = _responses(settings, url, None)  # type: ignore[arg-type]
+        with contextlib.nullcontext() if is_taken else pytest.raises(BodyTooLarge):
+            assert len(kept._resolve("anonymous", body, asked).body) > len(body)

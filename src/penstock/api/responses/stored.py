@@ -17,7 +17,7 @@ from penstock.api.responses.objects import Object, encode
 from penstock.api.responses.request import MAX_ID, Kept
 from penstock.core.errors import BodyTooLarge, InvalidRequest
 
-MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input, and of both: replicas take no more
+MAX_BYTES = 8 << 20  # of a conversation that is put before a request's input, and of both, unless bodies may have more
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _STATEFUL = ("previous_response_id", "store", "background", "kept")
 _MAX_PAGE = 100
@@ -95,7 +95,9 @@ class Turn(NamedTuple):
     response: str
 
 
-def with_conversation(body: bytes, turns: Iterable[Turn], items: Sequence[Object], kept: Kept) -> bytes:
+def with_conversation(
+    body: bytes, turns: Iterable[Turn], items: Sequence[Object], kept: Kept, max_bytes: int = MAX_BYTES
+) -> bytes:
     """The request with all items of a conversation as its input, and without what was done for it."""
     before: list[Object] = []
     num_bytes = 0
@@ -103,13 +105,13 @@ def with_conversation(body: bytes, turns: Iterable[Turn], items: Sequence[Object
         num_bytes += len(turn.input) + len(turn.response)
         before += _items.decode(turn.input)
         before += _object.decode(turn.response).get("output", ())
-        if num_bytes > MAX_BYTES:
-            problem = f"previous_response_id: the conversation has more than {MAX_BYTES} bytes"
+        if num_bytes > max_bytes:
+            problem = f"previous_response_id: the conversation has more than {max_bytes} bytes"
             raise InvalidRequest(problem, param="previous_response_id")
     members = {name: value for name, value in _members.decode(body).items() if name not in _STATEFUL}
     written = encode(members | {"input": [*before, *items], "kept": kept})
-    if len(written) > MAX_BYTES:
-        raise BodyTooLarge(f"with its conversation and ids of its items the body has more than {MAX_BYTES} bytes")
+    if len(written) > max_bytes:
+        raise BodyTooLarge(f"with its conversation and ids of its items the body has more than {max_bytes} bytes")
     return written
 
 

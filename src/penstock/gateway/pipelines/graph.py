@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ class Step:
     def inner(self) -> tuple[Step, ...]:
         """Steps that run as parts of this one."""
         return ()
+
+    @property
+    def edges(self) -> Iterator[Edge]:
+        """Those that lead to this step itself; some stand for elements of a template's loop."""
+        for value in vars(self).values():
+            for one in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(one, Edge):
+                    yield one
+                elif isinstance(one, TensorInput):
+                    yield one.edge
+                elif isinstance(one, Template):
+                    yield from (inside.edge for inside in one.edges)
 
     def walk(self) -> Iterator[Step]:
         """This step, those inside it, and the fallbacks of all of them."""
@@ -229,6 +242,12 @@ class Pipeline:
             if isinstance(step, ModelStep):
                 found.setdefault(step.model, step)
         return found
+
+    @cached_property
+    def reads_messages(self) -> bool:
+        """Whether a step sees the client's messages as they are, and not the text of the last one alone."""
+        edges = (edge for step in self.root.walk() for edge in step.edges)
+        return any(edge.name == INPUT and edge.path[:1] in ((), ("messages",)) for edge in edges)
 
     @property
     def python_steps(self) -> list[PythonStep]:

@@ -19,6 +19,7 @@ _OF_FORM = (
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex",
     "ebnf",
 )  # fmt: skip
+_TEXTS = ("text", "refusal")  # types of parts
 _COUNTS = ("n", "best_of")
 
 
@@ -57,7 +58,7 @@ def read_input(path: bytes, body: bytes, pipeline: Pipeline) -> PipelineInput:
     if not isinstance(has_steps, bool):
         raise InvalidRequest("include_steps: expected true or false", param="include_steps")
     has_usage = has_steps or (isinstance(options, dict) and bool(options.get("include_usage")))
-    values = _of_chat(fields) if task is Task.CHAT else _of_completion(fields)
+    values = _of_chat(fields, pipeline) if task is Task.CHAT else _of_completion(fields)
     metadata = fields.get("metadata")
     values["metadata"] = metadata if isinstance(metadata, dict) else {}
     return PipelineInput(task, values, fields, is_stream, is_stream and has_usage, has_steps)
@@ -68,7 +69,7 @@ def _forwarded(pipeline: Pipeline) -> set[str]:
     return {name for step in models for name in step.forward or ()}
 
 
-def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
+def _of_chat(fields: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages: expected a list of messages, one or more", param="messages")
@@ -76,7 +77,18 @@ def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidRequest(f"messages[{index}]: expected a message with a role", param="messages")
     said = [message for message in messages if message["role"] == "user"]
+    if said and not pipeline.reads_messages:
+        _check_is_text(said[-1], messages.index(said[-1]), pipeline)
     return {"messages": messages, "text": _text_of(said[-1]) if said else ""}
+
+
+def _check_is_text(message: dict[str, Any], index: int, pipeline: Pipeline) -> None:
+    """What else it shows, images above all, would be dropped without a word where steps read the text alone."""
+    content = message.get("content")
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type", "text") not in _TEXTS:
+            where = f"messages[{index}].content[{at}]"
+            raise UnsupportedParameter(f"{where}: steps of '{pipeline.name}' read the text alone", param=where)
 
 
 def _text_of(message: dict[str, Any]) -> str:

@@ -271,6 +271,7 @@ async def start_process(step: PythonStep) -> Started:
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # no file of the working directory takes a name of the standard library
             "-m",
             "penstock.gateway.pipelines.python_process",
             str(theirs.fileno()),

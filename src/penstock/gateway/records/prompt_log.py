@@ -13,6 +13,9 @@ from penstock.observe.redaction import redact
 
 CUT = "…"
 _MARGIN = 1024  # characters that are searched beyond what is shown: nothing that is shown was cut in two before
+# An image in a request follows these: in a data: URL, and in /v1/messages.
+_BEFORE_IMAGE = re.compile(rb'base64,|"data"\s*+:\s*+"(?=[A-Za-z0-9+/=\\]{64})')
+_IMAGE = re.compile(rb"(?:[A-Za-z0-9+/=_%-]++|\\/)*+")
 # Time in proportion to the text, whatever a client sends: a match begins only where a run of these characters does.
 _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]++(?:\.[\w-]++)++")
 _PERSONAL = (
@@ -60,7 +63,19 @@ def _words(body: bytes, max_chars: int) -> str:
         return ""
     parts = (bytes(part) for part in (asked.system, asked.messages, asked.prompt, asked.instructions, asked.input))
     # A character is four bytes at most; the first bytes are enough for the first characters.
-    return " ".join([part[: 4 * max_chars].decode(errors="replace") for part in parts if part])[:max_chars]
+    texts = [_without_images(part, 4 * max_chars) for part in parts if part]
+    return " ".join([text.decode(errors="replace") for text in texts])[:max_chars]
+
+
+def _without_images(part: bytes, most: int) -> bytes:
+    """So many of its first bytes, with a mark in place of each image: no words, and nothing to be written down."""
+    found, end = b"", 0
+    while len(found) < most and (before := _BEFORE_IMAGE.search(part, end, end + most)) is not None:
+        found += part[end : before.end()] + CUT.encode()
+        image = _IMAGE.match(part, before.end())
+        assert image is not None, "it matches nothing, too"
+        end = image.end()
+    return (found + part[end : end + most])[:most]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

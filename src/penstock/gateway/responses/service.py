@@ -19,6 +19,7 @@ from penstock.api.responses import ResponseHead, parse_responses
 from penstock.api.responses.objects import Object, encode, response
 from penstock.api.responses.request import MAX_ID, Kept
 from penstock.api.responses.stored import (
+    MAX_BYTES,
     StateAsked,
     Turn,
     input_items,
@@ -75,9 +76,17 @@ class _Queued(NamedTuple):
 
 class ResponseService:
     def __init__(
-        self, book: ResponseBook, settings: ResponseSettings, clock: TimerClock, ledger: Recorder | None = None
+        self,
+        book: ResponseBook,
+        settings: ResponseSettings,
+        clock: TimerClock,
+        ledger: Recorder | None = None,
+        *,
+        max_body_bytes: int = MAX_BYTES,
     ) -> None:
-        """`ledger`: of responses in the background; None: they are charged as others are, also twice."""
+        """`ledger`: of responses in the background; None: they are charged as others are, also twice.
+        `max_body_bytes`: of a request with its conversation, as of any request."""
+        self._max_body_bytes = max_body_bytes
         self._book = book
         self._settings = settings
         self._clock = clock
@@ -137,7 +146,7 @@ class ResponseService:
             background=bool(asked.background),
         )
         try:
-            return _Resolved(with_conversation(body, turns, items, kept), encode(items).decode())
+            return _Resolved(with_conversation(body, turns, items, kept, self._max_body_bytes), encode(items).decode())
         except (RecursionError, UnicodeError):
             raise InvalidRequest("input: it is nested too deeply, or is not UTF-8", param="input") from None
 

@@ -51,6 +51,7 @@ from penstock.websocket.settings import WebSocketSettings
 
 log = logging.getLogger(__name__)
 
+MIN_BODY_BYTES = 1 << 10  # that a limit of bodies may be
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -172,7 +173,7 @@ class GatewaySettings:
     admin_tls: bool | None = setting(
         None, "the admin port with the same certificate; auto: if there is one and admin_host is not loopback"
     )
-    max_body_bytes: Annotated[int, Meta(ge=1 << 10)] = setting(
+    max_body_bytes: Annotated[int, Meta(ge=MIN_BODY_BYTES)] = setting(
         8 << 20, "largest request body; images in it are a third larger than their files; replicas have their own"
     )
     max_arriving_bytes: Annotated[int, Meta(ge=16 << 20)] = setting(
