@@ -64,9 +64,9 @@ def config_page() -> str:
             )
         lines.append("")
     lines.append("`telemetry`: as of a gateway, below; in the file only.\n")
-    models = ["\n## Of several models\n", "`penstock serve --models models.yaml`: [its page](../several-models.md).\n"]
+    models = ["\n## Several models\n", "`penstock serve --models models.yaml`: [its page](../several-models.md).\n"]
     models += _table({"": ModelsSettings, "models.NAME.": ModelEntry})
-    fleet = ["\n## Of a fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
+    fleet = ["\n## Fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
     return "\n".join([*lines, *_gateway_settings(), *models, *fleet, *_table(FLEET_GROUPS), ""])
 
 
@@ -81,7 +81,7 @@ FLEET_GROUPS: dict[str, Any] = {
 
 
 def _gateway_settings() -> list[str]:
-    lines = ["## Of a gateway\n", "`penstock gateway --config penstock.yaml`: [its page](../gateway.md).\n"]
+    lines = ["## Gateway\n", "`penstock gateway --config penstock.yaml`: [its page](../gateway.md).\n"]
     groups: dict[str, Any] = {
         "": GatewaySettings,
         "logs.": LogSettings,
@@ -156,18 +156,18 @@ def metrics_page() -> str:
         "At `/metrics`, in the Prometheus format; [over OTLP](../tracing.md#metrics) under OpenTelemetry's names.\n",
     ]
     for title, catalog in (
-        ("Of a replica", CATALOG),
-        ("Of its device", DEVICE_CATALOG),
-        ("Of a replica whose models take tensors, beside requests and texts", TENSOR_CATALOG),
-        ("Of a gateway", GATEWAY_CATALOG),
-        ("Of WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
-        ("Of a gateway's watch", WATCH_CATALOG),
-        ("Of a fleet's controller, exported by gateways", FLEET_CATALOG),
+        ("Replica", CATALOG),
+        ("Device", DEVICE_CATALOG),
+        ("ONNX models (a replica's, beside requests and texts)", TENSOR_CATALOG),
+        ("Gateway", GATEWAY_CATALOG),
+        ("WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
+        ("Monitoring by a gateway (watch)", WATCH_CATALOG),
+        ("Fleet controller, exported by gateways", FLEET_CATALOG),
     ):
         head = ["| name | kind | labels | | in OpenTelemetry, and its unit |", "|---|---|---|---|---|"]
         lines += [f"## {title}\n", *head, *map(_metric_row, catalog), ""]
     rows = [f"| `{one.name}` | {one.kind} | {_labels(one)} | {one.help} |" for one in VLLM_CATALOG]
-    lines += ["## Of a replica, under vLLM's names\n", "For [stock Endpoint Pickers](../endpoint-picker.md).\n"]
+    lines += ["## Replica, under vLLM's names\n", "For [stock Endpoint Pickers](../endpoint-picker.md).\n"]
     lines += ["| name | kind | labels | |", "|---|---|---|---|", *rows, ""]
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ _SETTLED = {"load": ("loaded",), "warm-up": ("loaded",), "unload": ("unloaded",)
 
 
 class ModelSeen(Struct, frozen=True):
-    """What is said of a model, as far as an order needs it."""
+    """Status of a model, with the fields that an order needs."""
 
     name: str
     state: str

@@ -36,7 +36,7 @@ class TensorNews(msgspec.Struct, frozen=True, array_like=True):
     max_batch_size: int = 1
     waiting: int = 0  # requests, for a batch
     running: int = 0
-    rows: int = 0  # that were computed since its start
+    rows: int = 0  # number computed since its start
     batches: int = 0
 
 

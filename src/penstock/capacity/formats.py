@@ -17,7 +17,7 @@ SHORT = {long: short for short, long in LONG.items()}
 
 @dataclass(frozen=True)
 class Formats:
-    """Of linear weights (mxfp4: of experts), of the KV cache, and of the rest: activations, embedding and head."""
+    """Number formats of linear weights (mxfp4: of experts), the KV cache, and `dtype`: activations, embedding, head."""
 
     weights: str = "bfloat16"
     kv: str = "bfloat16"

@@ -31,7 +31,7 @@ class ModelBytes:
 
     @property
     def linear_bytes(self) -> float:
-        """Of all linears. In MXFP4 are the experts alone."""
+        """Bytes of all linear weights. With MXFP4 only the experts are in 4 bits."""
         small, rest = self.linear_parameters, 0
         if self.formats.weights == "mxfp4":
             small = self.config.num_expert_parameters
@@ -65,7 +65,7 @@ class ModelBytes:
 
     @property
     def _state_flops_per_token(self) -> int:
-        """Of recurrent states: each is forgotten a little, asked by the key, added to, and asked by the query."""
+        """Operations on recurrent states: each is decayed, read by the key, updated, and read by the query."""
         linear = self.config.linear
         return 0 if linear is None else 7 * len(linear.layers) * linear.values_size * linear.key_dim
 

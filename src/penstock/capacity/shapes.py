@@ -31,7 +31,7 @@ def _deepseek(
     family: str = "deepseek_v3",
     dense: int = 1,
 ) -> ModelConfig:
-    """Of a mixture whose first layers are dense; what is cached of a token is one head of keys."""
+    """Shape of an MLA mixture of experts whose first layers are dense. A token's cache entry is one head of keys."""
     return ModelConfig(
         architecture=family,
         vocab_size=vocab,
@@ -99,7 +99,7 @@ def _gpt_oss(layers: int, experts: int) -> ModelConfig:
 
 
 def _llama4(experts: Experts, *, context: int) -> ModelConfig:
-    """With chunks and layers without rotation: a random model of the shape computes what the real one does."""
+    """Shape with chunked attention and unrotated layers, so that a random model computes what the real one does."""
     shape = _shape(5120, 16_384, 48, 40, vocab=202_048, context=context, family="llama4_text", experts=experts)
     full = tuple(range(3, 48, 4))
     return replace(

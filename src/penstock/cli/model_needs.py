@@ -84,7 +84,7 @@ def _first_gpu() -> tuple[str, int] | None:
 
 
 def _told_by_nvidia_smi() -> tuple[str, int]:
-    """For an installation without NVML's package. Raises ConfigError."""
+    """Name and memory of the first GPU, for an installation without NVML's package. Raises ConfigError."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         first = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_S, check=True).stdout.splitlines()[
@@ -144,8 +144,8 @@ def _image_bytes(config: ModelConfig, engine: EngineSettings, formats: Formats, 
 def tensor_needs(
     name: str, entry: ModelEntry, engine: EngineSettings, directory: ModelDirectory, device: Device
 ) -> ModelNeeds:
-    """Of a model that takes tensors: ONNX Runtime keeps the file's weights, and has them once more as its kernels read
-    them; each instance has its own."""
+    """Memory of a model that takes tensors. ONNX Runtime holds the file's weights twice, as read and as its kernels
+    need them, and each instance has its own."""
     computes_here = not device.is_gpu or (engine.device != "cpu" and _runs_on_gpu(directory))
     if not computes_here:
         return ModelNeeds(name, 0, 0, 0)
@@ -156,7 +156,7 @@ def tensor_needs(
 
 
 def _onnx_bytes(file: Path) -> int:
-    """With the files of its weights, which are named after it."""
+    """Bytes of an ONNX file and of the files of its weights, whose names begin with its name."""
     return sum(one.stat().st_size for one in file.parent.iterdir() if one.name.startswith(file.name))
 
 

@@ -130,7 +130,7 @@ def serve_models(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """What is wrong with a model's settings, with its name."""
+    """Puts the model's name in front of errors about its settings."""
     try:
         with within(f"models.{name}."):
             yield

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _COLLECT = (20_000, 20, 50)  # objects until garbage is collected: requests leave no cycles
-# Of engines' settings; the last two are set for the replicas of `serve` and of fleets, whatever their models are.
+# Names of engines' settings; the last two are set for the replicas of `serve` and of fleets, whatever their models are.
 UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
 _SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
 

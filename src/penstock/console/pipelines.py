@@ -21,7 +21,7 @@ class StepRow(Struct, frozen=True):
     outcome: str
     reason: str
     model: str
-    request: str  # that it made, if it is a model's
+    request: str  # id of the request that a model step made
     from_s: float
     to_s: float
     number: int
@@ -37,13 +37,13 @@ class StepCountRow(Struct, frozen=True):
     model: str
     ok: int
     others: dict[str, int]  # attempts that ended in another way: failed, timeout, cancelled
-    mean_s: float | None  # of those that were ok
+    mean_s: float | None  # mean of the attempts that were ok
     tokens: int
     cost: float
 
 
 def step_rows(steps: Iterable[StepVisit]) -> list[StepRow]:
-    """In the order in which they began."""
+    """Rows of the steps, in the order in which they began."""
     ordered = sorted(steps, key=lambda one: one.began)
     return [
         StepRow(

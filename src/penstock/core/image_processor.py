@@ -1,5 +1,5 @@
-"""What a model's files say of how images are made ready for its encoder. Plain data: a replica hands it to gateways, so
-that both count an image's tokens alike and call it by the same digest.
+"""Configuration of a model's image preprocessing, as its files have it. Plain data: a replica hands it to gateways, so
+that both count the same tokens for an image and give it the same digest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True):
     mean: Colours
     std: Colours
     patch_size: int
-    merge_size: int  # by which patches are merged in each direction: so many squared are a token
+    merge_size: int  # patches merged in each direction: its square is the number of patches of a token
     resample: int  # Pillow's number of the filter
     rescale: float | None = 1 / 255  # None: not done
     is_normalized: bool = True

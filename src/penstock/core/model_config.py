@@ -44,14 +44,14 @@ Activation = Literal["silu", "gelu"] | ClampedSwiGLU
 
 @dataclass(frozen=True)
 class Routing:
-    """How DeepSeek's routers choose: by scores of experts, of which some groups take part, each of some neighbours."""
+    """DeepSeek's routing: experts are chosen by score, from the best groups of neighbouring experts."""
 
     scores: Literal["softmax", "sigmoid"] = "sigmoid"
     has_bias: bool = True  # a number of each expert's own, added to its score for the choice and not for the weight
     num_groups: int = 1
     groups_per_token: int = 1
     group_score: Literal["best two", "best"] = "best two"  # the sum of a group's two best scores, or its best
-    scale: float = 1.0  # of the weights that are chosen
+    scale: float = 1.0  # factor of the chosen experts' weights
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AttentionTemperature:
 
     scale: float = 0.1
     tokens: int = 8192
-    first: int = 1  # what positions are counted from
+    first: int = 1  # number of the first position
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class LinearAttention:
     num_value_heads: int  # each key head serves as many of them, side by side
     key_dim: int  # of each head of queries and keys
     value_dim: int
-    kernel_size: int  # of the causal convolution before the heads: so many tokens, the newest included
+    kernel_size: int  # tokens that the causal convolution before the heads sees, the newest included
 
     @property
     def keys_size(self) -> int:
@@ -101,7 +101,7 @@ class LinearAttention:
 
     @property
     def num_channels(self) -> int:
-        """Those that are convolved: queries, keys and values."""
+        """Channels that are convolved: queries, keys and values."""
         return 2 * self.keys_size + self.values_size
 
     @property
@@ -110,7 +110,7 @@ class LinearAttention:
         return self.values_size * self.key_dim + self.num_channels * (self.kernel_size - 1)
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Of one layer, without its norms before and behind."""
+        """Parameters of one layer, without its norms before and behind."""
         projections = self.num_channels + 2 * self.values_size + 2 * self.num_value_heads  # gates, output
         return hidden_size * projections + self.num_channels * self.kernel_size + 2 * self.num_value_heads
 
@@ -131,11 +131,11 @@ class LatentAttention:
     """Multi-head latent attention (MLA): a token's keys and values of all heads are made of one small vector, the
     latent, and of one rotated key that all heads share. The cache holds these two."""
 
-    rank: int  # of keys and values: the latent's size (kv_lora_rank)
+    rank: int  # the latent's size (kv_lora_rank)
     query_rank: int | None  # queries are made of a vector of this size (q_lora_rank); None: of the stream itself
-    plain_dim: int  # of a head's query and key, the part that is not rotated (qk_nope_head_dim)
-    rotary_dim: int  # and the part that is (qk_rope_head_dim); of keys it is the same for all heads
-    value_dim: int  # of a head (v_head_dim)
+    plain_dim: int  # the part of a head's query and key that is not rotated (qk_nope_head_dim)
+    rotary_dim: int  # the part that is rotated (qk_rope_head_dim); all heads share that of the key
+    value_dim: int  # size of a head's value (v_head_dim)
     interleaved: bool = (
         True  # dimensions that turn together are neighbours in the files; else half the rotated part apart
     )
@@ -147,11 +147,11 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Of a head's query before the key's weights are absorbed into it."""
+        """Size of a head's query before the key's weights are absorbed into it."""
         return self.plain_dim + self.rotary_dim
 
     def parameters(self, hidden_size: int, num_heads: int) -> int:
-        """Of a layer's attention, its own norms left out."""
+        """Parameters of a layer's attention, without its norms."""
         queries = num_heads * self.query_dim
         made = self.query_rank * (hidden_size + queries) if self.query_rank else hidden_size * queries
         up = self.rank * num_heads * (self.plain_dim + self.value_dim)
@@ -246,7 +246,7 @@ class ModelConfig:
     in_chunks: bool = False  # windows begin at multiples of their length: see `AttentionSpec.in_chunks`
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embeddings (NoPE)
     temperature: AttentionTemperature | None = None  # Llama 4: of those; Ministral 3: of all. None: of no layer
-    head_norms: bool = True  # of families whose config says so: queries and keys of rotated layers are normed
+    head_norms: bool = True  # whether queries and keys of rotated layers are normed, in families whose config says so
     local_rope_theta: float | None = None  # of layers that see a window, where it is another and nothing is scaled
     rotary_dim: int | None = None  # the first so many dimensions of a head are rotated; None: all
     query_scale: float | None = None  # of attention scores; None: one over the root of the head size
@@ -255,10 +255,10 @@ class ModelConfig:
     activation: Literal["silu", "gelu"] = "silu"  # of the MLP's gate; gelu is the tanh form
     norm_offset: float = 0.0  # added to the norms' weights: Gemma's count from one
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to the stream (Granite): see `stream_scale`
+    residual_scale: float = 1.0  # factor of what attention and MLP add to the stream (Granite): see `stream_scale`
     logit_divisor: float = 1.0  # logits are divided by it
-    output_gate: bool = False  # what attention's heads find is multiplied by the sigmoid of a gate beside the queries
-    linear: LinearAttention | None = None  # None: every layer attends
+    output_gate: bool = False  # heads' outputs are multiplied by the sigmoid of a gate projected beside the queries
+    linear: LinearAttention | None = None  # linear attention's layers; None: there are none
     experts: Experts | None = None
     # None: heads have keys and values of their own. Else there is one head of keys, and `head_dim` is its cached size.
     latent: LatentAttention | None = None
@@ -274,13 +274,13 @@ class ModelConfig:
 
     @property
     def stream_scale(self) -> float:
-        """Of embeddings, where the stream is kept divided by `residual_scale`: what is added to it is then added as it
-        is, and norms do not see the difference, but for their epsilon."""
+        """Factor of embeddings, where the residual stream is kept divided by `residual_scale`: layers then add to it
+        unscaled, and norms see no difference, but for their epsilon."""
         return self.embedding_scale / self.residual_scale
 
     @property
     def stream_eps(self) -> float:
-        """Of norms of that stream."""
+        """Epsilon of norms over the stream that `stream_scale` divides."""
         return self.norm_eps / self.residual_scale**2
 
     def window(self, layer: int) -> int | None:
@@ -299,7 +299,7 @@ class ModelConfig:
 
     @property
     def num_attention_layers(self) -> int:
-        """Those with keys and values in the cache."""
+        """Number of layers with keys and values in the cache."""
         return self.num_layers - (len(self.linear.layers) if self.linear is not None else 0)
 
     @property

@@ -1,4 +1,4 @@
-"""How many recurrent states an engine has room for: numbers that its memory, its cache and its plans must share."""
+"""Number of recurrent states that an engine has room for: its memory, its cache and its plans must agree on it."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def num_snapshots(max_num_seqs: int, *, prefix_cache: bool = True) -> int:
 
 
 def num_states(max_num_seqs: int, *, prefix_cache: bool = True) -> int:
-    """All that memory is set aside for, with one for padding."""
+    """Number of states that memory is set aside for, with one for padding."""
     return 1 + max_num_seqs + num_snapshots(max_num_seqs, prefix_cache=prefix_cache)

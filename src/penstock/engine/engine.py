@@ -437,7 +437,7 @@ class Engine:
         return self._report(events, figures, charges)
 
     def _give_up(self, plan: StepPlan, behind: Sequence[StepPlan] = ()) -> None:
-        """Those in a step that failed get an error; everybody else goes on. `behind`: steps launched after it."""
+        """Ends the sequences of a failed step with an error; all others go on. `behind`: steps launched after it."""
         log.exception("a step with %d sequences and %d tokens failed", len(plan.slices), plan.num_tokens)
         self.failed_steps += 1
         if self.failed_steps >= _MAX_FAILED_STEPS:

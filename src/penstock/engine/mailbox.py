@@ -31,7 +31,7 @@ def frame_of(payload: bytes) -> bytes:
 
 
 def length_of(num_bytes: int) -> bytes:
-    """What a frame of so many bytes begins with."""
+    """Length prefix of a frame of so many bytes."""
     return _LENGTH.pack(num_bytes)
 
 

@@ -91,8 +91,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kernels: str
     limits: ServingLimits
     kv_bytes: int
-    state_bytes: int = 0  # of one sequence's recurrent state, on all ranks; 0: the model has none
-    state_snapshots: int = 0  # of such states, for prompts that begin alike
+    state_bytes: int = 0  # size of one sequence's recurrent state on all ranks; 0: the model has none
+    state_snapshots: int = 0  # number of snapshots of such states, for prompts with a common prefix
     host_blocks: int = 0  # more of them, in host memory
     host_tokens_per_s: float | None = None  # that come back from there; None: there are none
     disk_blocks: int = 0  # more of them, on disk

@@ -1,4 +1,4 @@
-"""What an engine cannot do with a model whose sequences have a recurrent state: refused by name before anything loads.
+"""Features that an engine refuses for a model with a recurrent state, by name, before anything loads.
 
 A state has no history: it cannot go back to an earlier token, as drafts that do not hold would need, and it lies in no
 KV block, so blocks alone let no other sequence, replica or restart go on from them.

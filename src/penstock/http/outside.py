@@ -2,7 +2,7 @@
 address that is not public.
 
 Names are resolved here, all their addresses are checked, and the connection goes to a checked address and not to the
-name: so a name that is resolved anew to another address gains nothing. What a redirect leads to is checked likewise.
+name: so a name that is resolved anew to another address gains nothing. Targets of redirects are checked likewise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Outside:
-    """Where files may come from, and how large they may be."""
+    """Limits of fetching a file: allowed hosts, size, time, addresses."""
 
     hosts: Sequence[str]  # see `images.source.place_of`
     max_bytes: int
@@ -96,7 +96,7 @@ class Outside:
 
 
 class _Answer:
-    """What came back, as far as it is wanted: of a redirect the place alone. Told by httptools."""
+    """The response, as far as it is needed: of a redirect only the location. Filled by httptools' callbacks."""
 
     def __init__(self, max_bytes: int) -> None:
         self.status = 0

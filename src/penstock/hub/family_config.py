@@ -1,4 +1,4 @@
-"""Keys of config.json that only one family has, as fields of a ModelConfig. What is not understood is refused."""
+"""Keys of config.json that only one family has, as fields of a ModelConfig. Values not understood are refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _granite_moe(values: Json) -> Fields:
 
 
 def _granite_hybrid(values: Json) -> Fields:
-    """Of Granite 4 those without Mamba layers, whose shared expert is the MLP where there are no experts."""
+    """Fields of Granite 4 models without Mamba layers. The shared expert is their MLP where there are no experts."""
     num_layers, kinds = values["num_hidden_layers"], values.get("layer_types") or values.get("layers_block_type")
     if kinds is None or not {*kinds} <= {"attention", "full_attention"}:
         raise ModelUnsupported("it has Mamba layers (layer_types), which are not supported for granitemoehybrid")
@@ -116,7 +116,7 @@ def _granite_hybrid(values: Json) -> Fields:
 
 
 def _olmo3(values: Json) -> Fields:
-    """Where files say nothing of layers with a window, these turn as the others do, but for what stretches them."""
+    """Rotation of layers with a window. Where files do not give it, it is the other layers', without their scaling."""
     says_so = (values.get("rope_parameters") or {}).get("sliding_attention")
     return {} if says_so else {"local_rope_theta": rope_theta(values)}
 

@@ -22,7 +22,7 @@ SCALES = "_scale_inv"  # behind a weight's name; what it is multiplied with all 
 
 @dataclass(frozen=True)
 class Fp8Blocks:
-    rows: int  # of a block
+    rows: int  # rows and columns of a block
     columns: int
 
     @classmethod

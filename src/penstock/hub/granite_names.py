@@ -18,7 +18,7 @@ _LINEAR = re.compile(
 
 
 def granite_places(infos: Mapping[str, TensorInfo], names: ExpertNames) -> dict[str, ExpertPlace]:
-    """By the names that the parts would have as tensors of their own."""
+    """Places of experts' parts, by the names that these would have as tensors of their own."""
     found: dict[str, ExpertPlace] = {}
     for tensor, info in infos.items():
         match = _LINEAR.fullmatch(tensor)

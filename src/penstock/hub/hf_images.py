@@ -1,5 +1,5 @@
-"""How a Hugging Face directory says that images are made ready: preprocessor_config.json, or processor_config.json of
-newer ones. What neither says is as the reference's class has it.
+"""Image preprocessing of a Hugging Face directory: preprocessor_config.json, or processor_config.json of newer ones.
+Missing keys have the defaults of the reference's class.
 """
 
 from __future__ import annotations

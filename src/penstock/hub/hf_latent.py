@@ -1,6 +1,6 @@
-"""What config.json says of DeepSeek's shape: multi-head latent attention, and routers that choose groups of experts.
+"""DeepSeek's keys of config.json: multi-head latent attention, and routers that choose groups of experts.
 
-By the rules of transformers; what would change the numbers and is not understood is refused.
+They are read by the rules of transformers. A value that would change the results and is not understood is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def latent_attention(values: Json) -> LatentAttention:
 
 
 def query_scale(values: Json, latent: LatentAttention) -> float:
-    """Of attention scores: by a head's size before anything is absorbed, and by what YaRN makes of long contexts."""
+    """Scale of attention scores, from a head's size before absorption and YaRN's magnitude for long contexts."""
     rope, scale = rope_parameters(values), latent.query_dim**-0.5
     if rope.get("rope_type", rope.get("type", "default")) != "default" and (of_all := rope.get("mscale_all_dim")):
         scale *= yarn_magnitude(rope["factor"], of_all) ** 2

@@ -24,7 +24,7 @@ from penstock.hub.stored import Mxfp4Tensor, Part, Stored
 
 _GATE_UP, _DOWN = "gate_up_proj", "down_proj"
 _STACKED = re.compile(rf"(?P<at>.*\.experts)\.(?P<which>{_GATE_UP}|{_DOWN})(?P<kind>_bias|{BLOCKS})?")
-# Of an expert: floats as [in, out] or as [out, in], a bias, or blocks.
+# Layouts of an expert: floats as [in, out] or as [out, in], a bias, or blocks.
 _Kind = Literal["columns", "rows", "bias", "mxfp4"]
 _KINDS: dict[str | None, _Kind] = {None: "columns", "_bias": "bias", BLOCKS: "mxfp4"}
 _DIMENSIONS: dict[_Kind, int] = {"columns": 3, "rows": 3, "bias": 2, "mxfp4": 4}

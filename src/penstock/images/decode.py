@@ -37,14 +37,14 @@ _WHITE = (255, 255, 255, 255)
 _SCAN = b"\xff\xda"
 _MAX_SCANS = 128  # of a JPEG, each of which takes time for all of its pixels, however few its bytes are
 
-# What Pillow raises of bytes that are no good image, besides what it says of those that it does not know.
+# Exceptions of Pillow for bytes that are a broken image, besides the one for bytes that it does not know.
 _BROKEN = (OSError, SyntaxError, ValueError, ArithmeticError, LookupError, TypeError, struct.error, zlib.error)
 
 
 @dataclass(frozen=True)
 class Header:
     format: str
-    width: int  # of the image as it is to be seen
+    width: int  # width and height after EXIF rotation
     height: int
     turn: int  # EXIF's number of how its pixels lie in the file; 1: as they are to be seen
 
@@ -97,8 +97,8 @@ def _opened(data: bytes) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """What is transparent lies on white, as in transformers' convert_to_rgb. Grey of 16 bits, which Pillow would make
-    white, keeps its upper eight. A strip at a time: Pillow keeps the interpreter's lock meanwhile."""
+    """The image in RGB. Transparency is composed on white, as in transformers' convert_to_rgb. 16-bit grey, which
+    Pillow would make white, keeps its upper eight bits. A strip at a time: Pillow holds the GIL meanwhile."""
     from PIL import Image
 
     if image.mode == "RGB" and image.info.get("transparency") is None:
@@ -126,8 +126,8 @@ def _strip_in_rgb(image: Image.Image) -> Image.Image:
 
 
 def _turn_of(image: Image.Image) -> int:
-    """How EXIF data before the pixels says that they lie; data that cannot be read says nothing. Pillow's own reading
-    of a PNG would decode it, to see whether there is more behind the pixels."""
+    """Orientation by the EXIF data before the pixels; data that cannot be read is ignored. Pillow's own reading of a
+    PNG would decode it, to see whether there is more behind the pixels."""
     from PIL.Image import Image as PlainImage
 
     try:

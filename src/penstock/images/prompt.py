@@ -1,4 +1,4 @@
-"""Where the tokens of images stand in a prompt: first a placeholder in its text, then ids of their own."""
+"""Positions of images' tokens in a prompt: first a placeholder in its text, then ids of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlacedTile:
 
 @dataclass(frozen=True)
 class PlacedPrompt:
-    ids: list[int]  # with the placeholder's for each token of an image, as transformers has them
+    ids: list[int]  # the prompt's tokens, with the placeholder's id for each token of an image, as in transformers
     tiles: list[list[PlacedTile]]  # of each image
 
     @property
@@ -57,7 +57,8 @@ def num_placed(num_tokens: int, images: Sequence[ReadImage]) -> int:
 
 
 def placed(ids: Sequence[int], images: Sequence[ReadImage], placeholder_id: int) -> PlacedPrompt:
-    """From the ids of a text that is spelled out. Raises ValueError where it has too few placeholders."""
+    """The prompt with each image's tiles placed, from the ids of a text that is spelled out. Raises ValueError if it
+    has too few placeholders."""
     found: list[int] = []
     tiles: list[list[PlacedTile]] = []
     at = 0

@@ -24,7 +24,7 @@ class ReadImage:
 
 
 class ImageReader:
-    """For one model. It blocks: a large image takes its time to hash, and more to decode."""
+    """Reads images for one model. Its methods block: a large image takes long to hash, and longer to decode."""
 
     def __init__(self, config: ImageProcessorConfig, *, max_pixels: int) -> None:
         self.placeholder = config.placeholder
@@ -60,7 +60,7 @@ class ImageReader:
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """What is wrong with an image inside is wrong with the part of a request at this path."""
+    """Errors about an image inside the block name the part of the request at this path."""
     try:
         yield
     except InvalidImage as error:

@@ -28,7 +28,7 @@ def is_data(url: str) -> bool:
 
 
 def data_bytes(url: str, max_bytes: int) -> bytes:
-    """What a data: URL holds. Raises InvalidImage."""
+    """Bytes of a data: URL. Raises InvalidImage."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidImage("is a data: URL without base64", reason="url")
@@ -60,7 +60,7 @@ def too_large(max_bytes: int) -> InvalidImage:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a URL leads."""
+    """Destination of a URL."""
 
     scheme: str
     host: str  # a name or an address, without brackets
@@ -69,7 +69,7 @@ class Place:
 
 
 def place_of(url: str, allowed: Sequence[str]) -> Place:
-    """Where a URL that may be fetched leads. Raises InvalidImage, which says what may be.
+    """Destination of a URL that may be fetched. Raises InvalidImage, which says what may be.
 
     `allowed`: hosts, each the name itself, `*.example.com` for all names below it, or `*` for any; with `:port` for one
     that is not the scheme's own.
@@ -132,5 +132,5 @@ def is_public(address: str) -> bool:
 
 
 def _is_translated(address: ipaddress.IPv6Address) -> bool:
-    """By NAT64, or as ::a.b.c.d was once."""
+    """Whether the address stands for an IPv4 one: by NAT64, or in the deprecated form ::a.b.c.d."""
     return any(address in network for network in _TRANSLATED) or int(address) >> 32 == 0

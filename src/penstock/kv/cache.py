@@ -223,8 +223,8 @@ class KVCache:
         return PrefixMatch(tuple(found), start + common, partial_block=block, on_host=on_host, num_beyond=beyond)
 
     def _match_with_state(self, states: StateSlots, hashes: TokenHashes, found: list[int]) -> PrefixMatch:
-        """Of a chain's blocks that are here, those up to the last one with a snapshot. Nobody waits for others' blocks:
-        they may bring none."""
+        """Match of the chain's blocks that are here, up to the last one with a snapshot. Blocks that another sequence
+        is computing are not waited for: they may bring no snapshot."""
         size = self.pool.block_size
         count = next((n for n in range(len(found), 0, -1) if hashes.hashes[n - 1] in states), 0)
         return PrefixMatch(tuple(found[:count]), count * size, parting=len(found) * size)

@@ -66,7 +66,7 @@ class StateSlots:
         self.moves.append((self._snapshots[own], slot))
 
     def take_moves(self) -> list[tuple[int, int]]:
-        """All since the last call: for the next step, before its slices."""
+        """Copies of states since the last call: the next step makes them before its slices run."""
         moves, self.moves = self.moves, []
         return moves
 

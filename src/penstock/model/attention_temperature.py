@@ -28,8 +28,8 @@ class TemperedAttention:
 
 
 def query_scales(config: ModelConfig, device: torch.device, max_context: int | None) -> Tensor | None:
-    """Of each position; None: all are one. A table: what is computed of a row must not depend on where in a batch it
-    lies."""
+    """Factor of the query at each position; None: all are one. It is a table because a row's result must not depend on
+    where in a batch the row lies."""
     tuning = config.temperature
     if tuning is None:
         return None

@@ -59,8 +59,8 @@ class LayerState:
 
 @dataclass(frozen=True)
 class BatchStates:
-    """Where the recurrent state of each of a batch's sequences lies. One that is at its first token begins from zero,
-    whatever is in its slot."""
+    """Slots of the recurrent states of a batch's sequences. A sequence at its first token begins from zero, whatever
+    is in its slot."""
 
     slots: Tensor  # [sequences] int32
     layers: Sequence[LayerState]  # of the linear layers of this rank's stage, in their order
@@ -87,7 +87,7 @@ class Batch:
     mrope_positions: Tensor | None = (
         None  # [3, tokens] int32: time, row and column that a token is rotated by; None: positions
     )
-    angles: Angles | None = None  # that follow from them: the decoder makes them for all its layers
+    angles: Angles | None = None  # rotary angles of the positions: the decoder computes them once for all its layers
     states: BatchStates | None = None  # of models with a recurrent state
 
     @property

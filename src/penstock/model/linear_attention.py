@@ -154,8 +154,8 @@ def load_gated_attention(layer: Weights, rope: Rope, index: int) -> GatedAttenti
 
 
 def _gated_order(spec: AttentionSpec, turned: Tensor) -> Tensor:
-    """Of the rows: a head's queries and gates lie side by side in the file, and here all queries are before all gates.
-    Within each head of queries and keys, what turns together lies a half apart."""
+    """Order of the rows: the file has each head's queries beside its gates, and here all queries are before all gates.
+    Within each head of queries and keys, dimensions that are rotated together lie half a head apart."""
     dim, heads, keys = spec.head_dim, spec.num_heads, spec.num_kv_heads
     queries = torch.arange(2 * heads * dim).view(heads, 2, dim)
     rest = 2 * heads * dim + torch.arange(2 * keys * dim).view(2, keys, dim)

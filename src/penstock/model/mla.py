@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA), as DeepSeek has it: all heads' keys and values are made of one small latent.
 
 The cache holds a token's latent and the rotated key that all heads share: one head of keys, whose first part is the
-value too. What makes keys of latents (W_UK) is absorbed into the queries, what makes values of them (W_UV) into the
+value too. The weights from latents to keys (W_UK) are absorbed into the queries, those to values (W_UV) into the
 output, so that attention is over latents: a head's query is as wide as what is cached, and so is what it finds. Prompts
 are attended in this form too: it computes more than keys and values that are made of the whole context would, and needs
 no memory for those, whatever is cached.
@@ -35,8 +35,8 @@ class LatentAttentionLayer:
     query_norm: Norm | None  # None: queries are made of the stream
     query: Linear
     latent_norm: Norm
-    key_up: Linear  # of each head: what is not rotated of a query, as a query of latents
-    value_up: Linear  # of each head: a sum of latents, as a sum of values
+    key_up: Linear  # for each head: turns the unrotated part of a query into a query of latents
+    value_up: Linear  # for each head: turns a sum of latents into a sum of values
     output: Linear
     spec: AttentionSpec
     rope: Rope
@@ -111,7 +111,7 @@ def _norm(weights: Weights, path: str, size: int) -> Norm:
 
 
 def _in_halves(shape: LatentAttention) -> Tensor:
-    """In which order rotated dimensions must lie for those that turn together to be half of them apart."""
+    """Order of the rotated dimensions in which those that are rotated together are half of them apart."""
     order = torch.arange(shape.rotary_dim)
     return torch.cat((order[0::2], order[1::2])) if shape.interleaved else order
 
@@ -129,8 +129,8 @@ def _rows(weight: Weight, order: Tensor) -> Weight:
 
 
 def _absorbed(weights: Weights, config: ModelConfig, num_heads: int) -> tuple[Tensor, Tensor]:
-    """What makes a query of latents, for each head here [heads, rank, plain], and values of them [heads, value, rank].
-    Neither is quantized here: the first is used the other way round than it is stored."""
+    """Weights of this rank's heads that turn a query into one of latents [heads, rank, plain], and latents into values
+    [heads, value, rank]. Neither is quantized here: the first is used transposed."""
     shape = config.latent
     assert shape is not None
     axis = head_axis(config, shape.plain_dim + shape.value_dim)

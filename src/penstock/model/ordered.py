@@ -58,7 +58,7 @@ def ordered_qkv(
 
 
 def head_order(spec: AttentionSpec, rotary_dim: int, *, neighbours: bool = False) -> Tensor:
-    """Of the rows: within each head of q and k, what turns together lies a half apart."""
+    """Order of the rows in which dimensions of q and k that are rotated together lie half a head apart."""
     num_rotated = spec.num_heads + spec.num_kv_heads
     heads = torch.arange((num_rotated + spec.num_kv_heads) * spec.head_dim).view(-1, spec.head_dim)
     heads[:num_rotated] = heads[:num_rotated, paired_rows(spec.head_dim, rotary_dim, neighbours=neighbours)]

@@ -61,9 +61,9 @@ def _num_positions(config: ModelConfig, max_context: int | None) -> int:
 
 
 def paired_rows(head_dim: int, rotary_dim: int, *, neighbours: bool = False) -> Tensor:
-    """Where only the first dimensions of a head are rotated, or `neighbours` turn together: in which order its
-    dimensions must lie for the halves of a whole head to be the pairs that turn together, and behind them those that do
-    not. q and k have the same order, and so the same products."""
+    """Order of a head's dimensions in which its two halves are the pairs that are rotated together, each half with
+    unrotated ones behind. It is for heads of which only the first dimensions are rotated, or whose `neighbours` are
+    rotated together. q and k have the same order, and so the same products."""
     turning, rest = torch.arange(head_dim).split_with_sizes([rotary_dim, head_dim - rotary_dim])
     first, second = turning.view(-1, 2).unbind(1) if neighbours else turning.chunk(2)
     still = rest.chunk(2)

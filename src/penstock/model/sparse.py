@@ -21,7 +21,7 @@ from penstock.model.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One that every token passes, weighed by a gate of its own or added as it is."""
+    """A shared expert: every token passes it. Its result is weighted by a gate of its own, or added as it is."""
 
     ops: Ops
     gate: Linear | None  # one output; None: there is none

@@ -1,5 +1,5 @@
-"""Recurrent states of sequences, by slot: how large a rank's part of them is, and where they lie. Who has which slot is
-the cache's affair (`kv.states`)."""
+"""Recurrent states of sequences, by slot: how large a rank's part of them is, and where they lie. The cache
+(`kv.states`) owns the slots."""
 
 from __future__ import annotations
 

@@ -1,2 +1,3 @@
-"""The Open Inference Protocol in front of an application: its calls, over gRPC and HTTP, become requests that are asked
-inside the process. Keys, limits, routing and failover are the application's; this package knows none of them."""
+"""The Open Inference Protocol, over gRPC and HTTP: its calls become requests to an application in the same process.
+
+Keys, limits, routing and failover are the application's; this package knows none of them."""

@@ -55,7 +55,7 @@ class OrderedModels:
         self._is_ready = is_ready
 
     async def index(self, caller: Caller, *, only_ready: bool) -> list[dict[str, Any]]:
-        """For an admin models that share a device, for others those that they may use."""
+        """Index entries: an admin's are the models that share a device, another caller's those that it may use."""
         shared = await ask(self._app, caller, b"GET", MODELS_PATH.encode())
         found = {}
         if shared.status == 200:
@@ -69,7 +69,7 @@ class OrderedModels:
         return [entry for entry in found.values() if not only_ready or entry["state"] == _READY]
 
     async def _entry_of(self, caller: Caller, model: str) -> dict[str, str]:
-        """Of a model that nobody orders about."""
+        """Index entry of a model that takes no orders."""
         try:
             is_ready = await self._is_ready(caller, model, "")
         except (Refusal, PenstockError):

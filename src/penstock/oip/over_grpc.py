@@ -426,8 +426,8 @@ def _caller(context: Any) -> Caller:
 
 
 def _named(caller: Caller) -> Caller:
-    """With the host name that an order must come by where no key is asked for. Pages of a browser, which that is about,
-    speak no gRPC; so who comes from this machine has reached it by a name of its own."""
+    """The caller with the host name that orders need where no key is asked for. That check is against pages in a
+    browser, which speak no gRPC, so a caller from this machine has used one of its own names."""
     is_local = caller.peer == "::1" or caller.peer.startswith("127.")
     return caller._replace(headers={**caller.headers, b"host": b"127.0.0.1"}) if is_local else caller
 

@@ -21,6 +21,6 @@ def quantized(weight: Tensor) -> Mxfp4Weight:
     exponents = torch.where(largest > 0, exponents, 0).clamp(-BIAS + 1, BIAS)
     magnitudes = torch.ldexp(wide.abs(), -exponents[:, :, None])
     table = torch.from_numpy(E2M1[:8]).to(weight.device)
-    steps = torch.bucketize(magnitudes, (table[1:] + table[:-1]) / 2)  # of the eight, the nearest
+    steps = torch.bucketize(magnitudes, (table[1:] + table[:-1]) / 2)  # nearest of the eight
     codes = (steps + 8 * (wide < 0)).to(torch.uint8).view(weight.shape)
     return Mxfp4Weight(packed(codes), (exponents + BIAS).to(torch.uint8))

@@ -271,8 +271,8 @@ class CudaRunner:
         return self._adapters is not None and any(s.slot is not None for s in slices)
 
     def _room(self, num_sequences: int) -> Room | None:
-        """For prefixes that are shared. A window may begin after a prefix: with one every sequence is on its own. So it
-        is with latents, whose kernels have all heads share what they read."""
+        """Room for attention over shared prefixes. None with windows, since a window may begin after the prefix, and
+        with latents, whose kernels already share reads between all heads."""
         spec = self._model.spec
         if num_sequences < MIN_MEMBERS or any(self._model.config.windows) or spec.value_dim is not None:
             return None

@@ -41,8 +41,8 @@ class Limits:
     most_rows: int = 0  # tokens of a step in which sequences bring a few each, drafts mostly; 0: there are none
     num_ahead: int = 1  # steps that are launched before the result of one is read
     image_tokens: int = 0  # of images, whose embeddings are kept; 0: there are none
-    step_image_tokens: int = 0  # of images that are encoded in a step, unless a single one is more
-    state_snapshots: int = 0  # of recurrent states, beside those of sequences; 0: none are kept, or there are no states
+    step_image_tokens: int = 0  # tokens of images encoded in a step at most, unless a single image has more
+    state_snapshots: int = 0  # slots for snapshots of recurrent states, beside sequences' own; 0: none are kept
 
     @property
     def table_width(self) -> int:

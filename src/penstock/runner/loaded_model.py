@@ -54,7 +54,7 @@ class LoadedModel:
 
     @property
     def state_shape(self) -> StateShape | None:
-        """Of this rank's part of a sequence's recurrent state; None: the model has none."""
+        """Shape of this rank's part of a sequence's recurrent state; None: the model has none."""
         return state_shape(self.model.config, self.ranks.shard, self.stage)
 
     @property

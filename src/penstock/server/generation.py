@@ -255,7 +255,7 @@ class Generation:
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Of all that the engine is to be sent."""
+        """Bytes of all pixels that are to be sent to the engine."""
         return sum(len(image.values) for request in self._requests for image in request.images)
 
     def encode(self) -> None:

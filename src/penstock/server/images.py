@@ -1,5 +1,5 @@
 """Images of requests: fetched or read from the body, looked at, counted, and at last decoded; all of it beside the
-event loop, in a few threads of their own. What is wrong with one is an error of the part that shows it.
+event loop, in a few threads of their own. Errors about an image name the part that shows it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Images:
     async def inputs(
         self, asked: Sequence[ImageAsked], images: ImagesByUrl, placed: PlacedPrompt
     ) -> tuple[ImageInput, ...]:
-        """For the engine. Raises what is wrong with the pixels of one, naming it."""
+        """The engine's inputs. Raises InvalidImage, naming the image whose pixels are wrong."""
         assert self._reader is not None
         made: dict[tuple[str, bool], list[ImageInput]] = {}
         found: list[ImageInput] = []

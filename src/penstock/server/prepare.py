@@ -94,9 +94,9 @@ class PreparedRequest:
     bad_words: list[list[int]] = field(default_factory=list)
     predicted_ids: list[int] = field(default_factory=list)
     placed: PlacedPrompt | None = None  # its one prompt, if it shows images
-    shown: list[ImageAsked] = field(default_factory=list)  # by it
+    shown: list[ImageAsked] = field(default_factory=list)  # images that the prompt shows
     images: tuple[ImageInput, ...] = ()
-    held: ExitStack = field(default_factory=ExitStack)  # what it has room for, as long as it is open
+    held: ExitStack = field(default_factory=ExitStack)  # reserves memory for decoded images until it is closed
 
     @property
     def num_image_tokens(self) -> int:
@@ -145,7 +145,7 @@ class Preparer:
         return prepared
 
     async def _prepare_seeing(self, seeing: _Seeing, headers: GatewayHeaders) -> PreparedRequest:
-        """Of a request with images. They are counted before they are decoded."""
+        """The prepared form of a request with images. Their tokens are counted before they are decoded."""
         images = await self._images.read(seeing.asked)
         prepared = await self._offload.run(len(headers.body), partial(self._encode, seeing.parsed, headers, images))
         if prepared.placed is not None:
@@ -293,7 +293,7 @@ class Preparer:
         return placed(ids, read, served.placeholder_id)
 
     def _text_of(self, request: ChatRequest, read: Sequence[ReadImage]) -> str:
-        """Of the prompt, with placeholders for its images."""
+        """Text of the prompt, with placeholders for its images."""
         if not read:
             return render(self._model.chat_template, request)
         placeholder = self._model.check_sees("messages").processor.placeholder

@@ -36,11 +36,11 @@ class ServedAdapter:
 
 @dataclass(frozen=True)
 class ServedImages:
-    """What must be known to make images ready for the model."""
+    """Settings with which images are preprocessed for the model."""
 
     processor: ImageProcessorConfig
-    placeholder_id: int  # of its token
-    max_tile_tokens: int  # that the engine takes at a time
+    placeholder_id: int  # id of the token that stands for an image
+    max_tile_tokens: int  # most tokens of a tile that the engine takes at a time
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ServedModel:
 
     @cached_property
     def texts(self) -> TextLimits:
-        """Of those that it makes vectors of."""
+        """Limits of texts that are embedded."""
         return TextLimits(self.tokenizer, self.max_model_len, self.config.vocab_size)
 
     def special_ids(self, texts: Iterable[str]) -> frozenset[int]:

@@ -13,8 +13,8 @@ MAX_CONTEXTS = 4  # that a text may be long if it is counted, or cut to what is 
 @dataclass(frozen=True)
 class TextLimits:
     tokenizer: Tokenizer
-    max_tokens: int  # of a text
-    vocab_size: int  # of the model: a tokenizer may know more words
+    max_tokens: int  # longest text
+    vocab_size: int  # the model's: a tokenizer may have more tokens
 
     def fit(self, ids: list[int], *, keep_first: int | None, param: str | None) -> list[int]:
         """A text as the model will see it: cut only where the client asked for it, and then its end goes, but for the

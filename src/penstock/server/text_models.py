@@ -24,9 +24,9 @@ Relevance = Literal["cosine", "likelihood", "pairs"]
 class Job:
     model: TextModel
     texts: list[list[int]]
-    answer: Callable[[Vectors], bytes]  # of [texts, dimensions]
+    answer: Callable[[Vectors], bytes]  # makes the body from vectors [texts, dimensions]
     scored: list[int] | None = None  # how many of each text's last tokens count; None: vectors are wanted
-    types: list[list[int]] | None = field(default=None, repr=False)  # of each token, where two texts are read together
+    types: list[list[int]] | None = field(default=None, repr=False)  # token_type_ids, where two texts are read together
     is_raw: bool = False  # logits are wanted, and no probabilities
 
     @property
@@ -48,14 +48,14 @@ class TextModel(Protocol):
 
     @property
     def dimensions(self) -> int:
-        """Of a vector."""
+        """Length of a vector."""
 
     @property
     def relevance(self) -> Relevance: ...
 
     @property
     def labels(self) -> Sequence[str]:
-        """Of the classes that it tells apart, in their order."""
+        """Labels of the classes that it tells apart, in their order."""
 
     @property
     def num_waiting(self) -> int:

@@ -180,7 +180,8 @@ def _order_of(status: PoolStatus, residency: ModelResidency, orders: Mapping[str
 def _no_room(
     name: str, residency: ModelResidency, orders: Mapping[str, ModelOrder], statuses: Iterable[PoolStatus]
 ) -> str:
-    """By the orders as they are now: the controller may not have seen the last pin yet."""
+    """Why memory is too small for the model, or an empty text. It goes by the orders as they are now: the controller
+    may not have seen the last pin yet."""
     if residency.state not in _AWAY:
         return ""
     staying = {

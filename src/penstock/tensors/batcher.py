@@ -170,7 +170,7 @@ class Batcher(Generic[T]):
         return None
 
     def next_change_s(self, *, is_busy: bool = False) -> float | None:
-        """When a batch is due, or a request's time may be over, if nothing comes before. None: nothing will happen.
+        """Time at which a batch is due or a request may time out, if nothing comes before. None: nothing will happen.
         `is_busy`: nobody would take a batch."""
         groups = [] if is_busy else self._groups()
         times = [group.oldest_s + self.rules.max_queue_delay_s for group in groups]

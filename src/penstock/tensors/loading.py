@@ -37,7 +37,7 @@ class LoadedVersion(NamedTuple):
     signature: Signature
     rules: BatchingRules
     sessions: list[Session]
-    labels: Mapping[str, Sequence[str]]  # of classes, by output
+    labels: Mapping[str, Sequence[str]]  # names of classes, by output
     is_quick: bool = False  # its largest batch takes no longer than a moment
     texts: TextReader | str = ""  # or why it reads none; of the latest version
 

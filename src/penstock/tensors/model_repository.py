@@ -61,7 +61,7 @@ class ModelRepository:
         return entry.model
 
     async def load_all(self) -> None:
-        """One that cannot be loaded costs the others nothing. Raises the first error where none can."""
+        """Loads all models. One that cannot be loaded does not affect others. Raises the first error if none can."""
         first: PenstockError | None = None
         for name in self._paths():
             self._entries.setdefault(name, _Entry()).state = "LOADING"

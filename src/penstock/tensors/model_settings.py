@@ -37,7 +37,7 @@ class TensorSettings(_Settings, frozen=True):
     name: str
     data_type: str
     dims: list[Annotated[int, Meta(ge=-1)]]
-    label_filename: str = ""  # of an output: a label on each line, for the classification extension
+    label_filename: str = ""  # file of an output's labels, one on each line, for the classification extension
 
 
 class QueuePolicySettings(_Settings, frozen=True):

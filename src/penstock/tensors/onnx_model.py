@@ -25,10 +25,10 @@ _PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode
 
 
 class Place(NamedTuple):
-    """Where instances run whose settings do not say it."""
+    """Device and threads of instances whose settings do not name them."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | None = None  # of all instances of a version together; None: as many as there are cores
+    threads: int | None = None  # shared by all instances of a version; None: as many as there are cores
 
 
 class Session(Protocol):

@@ -213,7 +213,7 @@ class TensorReplica:
         return self.repository.find(model).find(version)
 
     def _label(self, model: str) -> str:
-        """In metrics: a client can name anything."""
+        """The model's label in metrics: a client's name only if it is loaded, as a client can name anything."""
         return model if model in self.repository.loaded else self.name
 
     # -- other paths
@@ -356,7 +356,7 @@ def _news(version: ServedVersion) -> TensorNews:
 
 
 def _settings_in(parameters: Mapping[str, object]) -> ModelSettings | None:
-    """Of a load call: Triton's `config`, which is JSON."""
+    """Settings of a load call: Triton's parameter `config`, which is JSON."""
     for name in parameters:
         if name != "config":
             said = "files come from the server's disk alone" if name.startswith("file:") else "it is not known"

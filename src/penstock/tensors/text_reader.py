@@ -156,7 +156,7 @@ def _labels(config: dict[str, Any], size: int) -> tuple[str, ...]:
 
 
 def _activation(config: dict[str, Any], num_labels: int) -> Activation:
-    """That of sentence-transformers where it has written one down, else that of transformers' pipelines."""
+    """The activation that sentence-transformers has written down, else that of transformers' pipelines."""
     told = config.get("sentence_transformers")
     told = told.get("activation_fn") if isinstance(told, dict) else config.get("sbert_ce_default_activation_function")
     if isinstance(told, str):

@@ -75,12 +75,12 @@ class Tokenizer:
         return self._bytes.drops_leading_space
 
     def special_id(self, text: str) -> int | None:
-        """Of a special token; None: to this model it is a text like any other."""
+        """Id of a special token; None: to this model it is a text like any other."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
     def added_id(self, text: str) -> int | None:
-        """Of a token that stands for just this text wherever it comes, special or not; None: there is none."""
+        """Id of the token that stands for just this text wherever it comes, special or not; None: there is none."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self._added_ids else None
 

@@ -31,7 +31,7 @@ _OF_A_TYPE = (
 
 
 class Source(msgspec.Struct):
-    """Of an image; of another block's, which is refused as a whole, nothing is said."""
+    """Source of an image. A source of another kind of block is not described: that block is refused as a whole."""
 
     type: str | None = None
     media_type: str | None = None  # not believed: bytes tell what they are

@@ -57,7 +57,7 @@ class ContentPart(WireStruct):
         return self.type == "image_url"
 
     def to_wire(self) -> dict[str, Any]:
-        """As another server takes it."""
+        """The part as JSON for another server's chat API."""
         if (image := self.image_url) is None:
             return {"type": "text", "text": self.text}
         whole = {"url": image} if isinstance(image, str) else {"url": image.url, "detail": image.detail}
@@ -82,7 +82,7 @@ class ImageAsked(NamedTuple):
 
     url: str  # data: or another
     is_low: bool  # few tokens are to be spent on it
-    path: str  # of the part that shows it, in the body
+    path: str  # path in the body of the part that shows it
 
 
 Content = str | list[ContentPart] | None
@@ -154,8 +154,8 @@ class Message(WireStruct):
             raise Refused("content", "only users and results of tools show images", UnsupportedParameter)
 
     def to_template(self) -> dict[str, Any]:
-        """As chat templates take it: content is one string, or parts if images are among them, and `developer` is what
-        they call `system`."""
+        """The message as chat templates take it: content is one string, or parts if there are images, and the role
+        `developer` becomes `system`."""
         message = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self._content(),
@@ -229,7 +229,7 @@ class ChatRequest(ReasoningRequest, kw_only=True):
         return [message.to_template() for message in self.messages]
 
     def images(self) -> list[ImageAsked]:
-        """In the order in which templates come to them."""
+        """Images of all messages, in the order in which templates render them."""
         found = []
         for place, message in enumerate(self.messages):
             for at, part in enumerate(message.content if isinstance(message.content, list) else ()):

@@ -32,7 +32,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
-    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # of a prompt that shows images
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # set only for prompts with images
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):

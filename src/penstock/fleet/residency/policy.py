@@ -1,4 +1,4 @@
-"""Which models are loaded: from what is seen of them to what each is to be, round by round. Pure: time is an argument.
+"""Policy of which models are loaded: from their status to each one's target, round by round. Pure: time is an argument.
 
 A model is wanted when requests wait for it, or an operator asked for it, or it is pinned, or it was loaded and its
 engine ended by itself. One that is wanted and not loaded is loaded when its fixed memory and its floor are free. Where
@@ -86,7 +86,7 @@ class _Round:
         return self._one_at_a_time(found) if self.rules.one_at_a_time else found
 
     def _one_at_a_time(self, found: Mapping[str, Aim]) -> dict[str, Aim]:
-        """What was decided, less what has to wait until another model is there, or gone."""
+        """The decisions without those that wait until another model has come or gone."""
         states = [view.state for view in self.views.values()]
         is_coming = Residence.LOADING in states or Residence.WAKING in states
         moves = is_coming or any(state in _MOVING for state in states)

@@ -43,7 +43,7 @@ class GatewayRows:
         return Caller(known[1], key_id, is_batch=True)
 
     def pool(self, model: str, caller: Caller) -> str:
-        """Of a pipeline: that of the first model that its steps ask, if they ask any."""
+        """Pool of the model. A pipeline's is that of the first model that its steps ask, if they ask any."""
         gateway = self._gateway
         asked = gateway.models_behind(gateway.route_for(caller.tenant, model))
         return asked[0].pool(0.0) if asked else ""

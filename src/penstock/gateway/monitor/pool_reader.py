@@ -97,7 +97,7 @@ class PoolReader:
 
 
 def _of_shared_models(pools: Iterable[PoolStatus]) -> dict[Metric, dict[Labels, float]]:
-    """Of models that share a device with others."""
+    """Metrics of models that share a device with others."""
     models = [(one.pool, one.residency) for one in pools if one.residency is not None]
     held_bytes: Counter[str] = Counter()
     for _, model in models:

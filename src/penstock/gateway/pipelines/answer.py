@@ -1,7 +1,7 @@
 """A pipeline's answer, as its client expects it: a chat's or a completion's, as a whole or as a stream.
 
-What the last step's model answers is passed on as it is, but for the names in it and the usage, which is that of all
-steps. Any other value becomes a text. Who asks for it (`include_steps`) is told what each step used, beside the usage.
+The answer of the last step's model is passed on as it is, but for the names in it and the usage, which is that of all
+steps. Any other value becomes a text. With `include_steps` the answer has what each step used, beside the usage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepUse(msgspec.Struct, frozen=True, omit_defaults=True):
     outcome: str
     seconds: float
     attempt: int = 1  # the second try of a step is 2
-    usage: Usage | None = None  # of a model
+    usage: Usage | None = None  # only of model steps
 
 
 class PipelineAnswer:

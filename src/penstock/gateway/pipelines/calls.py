@@ -20,8 +20,8 @@ class Call(msgspec.Struct, frozen=True):
     prompt: str = ""
     messages: tuple[Any, ...] = ()
     texts: tuple[str, ...] = ()
-    is_list: bool = False  # of texts; else there is one
-    query: str = ""  # that texts are ranked by
+    is_list: bool = False  # whether there is a list of texts, or one text
+    query: str = ""  # rerank: the text that documents are ranked by
     arguments: dict[str, Any] = {}
 
 

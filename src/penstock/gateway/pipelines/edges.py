@@ -12,7 +12,7 @@ from penstock.gateway.pipelines.types import Label
 
 @dataclass(frozen=True)
 class Edge:
-    """Where a value comes from: a name that a step sees, and fields and elements below it."""
+    """Path of a value: a name that a step sees, and fields and elements below it."""
 
     name: str
     path: tuple[str | int, ...] = ()

@@ -101,8 +101,8 @@ class ModelStep(Step):
     system: Template | None = None
     prompt: Template | None = None
     messages: Edge | None = None
-    text: Edge | None = None  # of embeddings and classification: a text, or a list of them; of rerank: the documents
-    query: Edge | None = None  # of rerank
+    text: Edge | None = None  # embeddings, classification: a text or a list of texts; rerank: the documents
+    query: Edge | None = None  # rerank: the text that documents are ranked by
     choice: tuple[str, ...] = ()  # guided: the answer is one of these
     schema: Schema | None = None  # guided: it is JSON by this schema
     parameters: Mapping[str, Any] = field(default_factory=dict)  # sent with each request

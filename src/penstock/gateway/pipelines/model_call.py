@@ -39,7 +39,7 @@ PATHS = {
 }
 # Fields of a client's request that the step which answers is sent, unless its `forward` says otherwise.
 FORWARDED = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed")
-# Those that all steps are sent that make text: what belongs together meets the same cache, and is as urgent.
+# Fields of the client's request that every text step gets, so that all have the same cache and urgency.
 _OF_ALL = ("user", "prompt_cache_key", "service_tier", "priority")
 _MAX_BYTES = 8 << 20  # of an answer that is gathered
 _MAX_EVENT_BYTES = 2 << 20

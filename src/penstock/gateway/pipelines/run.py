@@ -328,7 +328,7 @@ class PipelineRun:
         return _wire_usage(*map(self._used_by, self._request_ids))
 
     def _used_by(self, attempt: int) -> StepCost | TokenUsage:
-        """As it was charged; of what has just been answered, as the answer says."""
+        """Usage of an attempt as it was charged. For one that has just been answered: as the answer reports it."""
         charged = self.bill.costs.get(self._request_ids[attempt])
         return charged if charged is not None else self._used.get(attempt, NO_COST)
 
@@ -435,7 +435,7 @@ class PipelineRun:
 
 
 def _wire_usage(*used: StepCost | TokenUsage) -> WireUsage:
-    """All of them together."""
+    """Sum of all these usages."""
     return WireUsage.of(
         sum(one.input_tokens for one in used),
         sum(one.output_tokens for one in used),

@@ -118,12 +118,12 @@ class PipelineService:
         return len(self._open)
 
     def description(self, name: str) -> str | None:
-        """As its file has it; None: there is none, or no such pipeline."""
+        """The pipeline's description in its file. None: it has none, or there is no such pipeline."""
         found = self._pipelines.get(name)
         return found.description or None if found is not None else None
 
     def models(self, name: str) -> list[str]:
-        """Those that the steps of a pipeline ask, in their order."""
+        """Models that the steps of a pipeline ask, in their order."""
         found = self._pipelines.get(name)
         return list(found.models) if found is not None else []
 

@@ -142,7 +142,7 @@ def fits(source: Type, target: Type) -> bool:
 
 
 def _fields_of(kind: Type) -> dict[str, Type]:
-    """Those that every value has."""
+    """Fields that every value of this type has."""
     if isinstance(kind, Record):
         return dict(kind.fields)
     if not isinstance(kind, Json) or kind.schema.get("type") != "object":

@@ -45,7 +45,7 @@ class RequestFacts(NamedTuple):
     fingerprint: str = ""  # of a request that was put into quarantine
     is_batch: bool = False  # a row of a batch: nobody waits for it, and no objective is for it
     step_of: str = ""  # the request of a pipeline that this is a step of
-    steps: tuple[StepVisit, ...] = ()  # of a pipeline: attempts, whose tokens and cost are told by themselves, too
+    steps: tuple[StepVisit, ...] = ()  # a pipeline's attempts; their tokens and cost are also recorded by themselves
 
 
 def ending_of(error: PenstockError) -> tuple[Ending, str]:

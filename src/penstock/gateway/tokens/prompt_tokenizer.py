@@ -44,10 +44,10 @@ _NAMED, _NAMED_BYTES = 2_000, 64 << 20  # the same, where ids are kept too: of 8
 # Signs that a body holds tools, or may: letters can be escaped. One after the other is ten times as fast as a pattern.
 _TOOL_SIGNS = (b'"tools"', b'"tool_calls"', b'"tool_use"', b'_call"', b'_call_output"', rb"\u006", rb"\u007")
 
-# Likewise that it shows images; one that hides them behind escaped letters has the last two signs above.
+# Signs that a body shows images. A body that hides them behind escaped letters has the last two signs above.
 _IMAGE_SIGNS = (b'"image_url"', b'"input_image"', b'"image"')
 _MAX_PIXELS = 1 << 31  # its replica may take fewer
-# What an image is taken to have whose bytes only its replica fetches: some pixels, as images of the web do.
+# Assumed size of an image whose bytes only its replica fetches: some pixels, as images of the web have.
 _UNSEEN = (1024, 1024)
 
 CHAT, COMPLETION, MESSAGES = b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"
@@ -87,7 +87,7 @@ class _Vocabulary:
     divider: str | None
     overhead: int
     images: ImageReader | None  # None: the model takes none
-    placeholder_id: int  # of its images
+    placeholder_id: int  # id of the token that stands for an image
 
 
 _vocabularies: WeakValueDictionary[str, _Vocabulary] = WeakValueDictionary()  # in use, by digest

@@ -1,4 +1,4 @@
-"""How each family's encoder wants its images. Results are those of transformers' own image processors in Pillow and
+"""Image preprocessing for each family's encoder. Results are those of transformers' own image processors in Pillow and
 numpy (`Idefics3ImageProcessorPil`, `SmolVLMImageProcessorPil`, `Qwen2VLImageProcessorPil`), bit by bit.
 """
 

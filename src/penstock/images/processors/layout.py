@@ -1,4 +1,4 @@
-"""What a processor makes of an image, as far as its size tells."""
+"""Layout of an image: the tiles and the text that a processor makes of it, as far as its size determines them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Layout:
-    text: str  # what stands for the image in the prompt: a placeholder for each tile, and words of the processor's own
+    text: str  # the image's text in the prompt: a placeholder for each tile, and the processor's own words
     tiles: tuple[Tile, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Of the tiles; not of the words."""
+        """Number of tokens of the tiles, without the words around them."""
         return sum(tile.num_tokens for tile in self.tiles)
 
 
@@ -39,7 +39,7 @@ class Processor(Protocol):
         """`is_low`: a client wants few tokens spent on it. Raises InvalidImage for a size that cannot be taken."""
 
     def values(self, image: Image.Image, *, is_low: bool = False) -> Iterator[Values]:
-        """Of each tile, C-contiguous."""
+        """Values of each tile, C-contiguous."""
 
 
 def normalized(config: ImageProcessorConfig, pixels: Values) -> Values:

@@ -123,7 +123,7 @@ class DeltaSpec:
     """The constants of one layer's gated delta rule. Heads are those that this rank has; each head of keys serves as
     many value heads, side by side."""
 
-    place: int  # of the layer among the linear ones of its stage: where its states are
+    place: int  # index of the layer among the linear ones of its stage, and so of its states
     num_key_heads: int
     num_value_heads: int
     key_dim: int
@@ -131,7 +131,7 @@ class DeltaSpec:
     conv: Tensor  # [kernel, channels] float32: queries, keys, values; the newest token last
     decay: Tensor  # [value heads] float32: how fast each forgets
     dt_bias: Tensor  # [value heads] float32
-    norm: Norm  # of each value head; it does not count from one
+    norm: Norm  # over each value head; its weights are stored as they are, not less one
 
     @property
     def num_channels(self) -> int:

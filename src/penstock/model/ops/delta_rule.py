@@ -57,7 +57,7 @@ def _groups(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
 def _advanced(
     projected: Tensor, ba: Tensor, spec: DeltaSpec, state: LayerState, slots: Tensor, is_first: Tensor
 ) -> Tensor:
-    """What the heads of some sequences find, [sequences, tokens, value heads, value_dim]; their states go on."""
+    """Outputs of some sequences' heads, [sequences, tokens, value heads, value_dim]. Their states are advanced."""
     channels, heads = spec.num_channels, spec.num_value_heads
     mixed, gates = projected.split_with_sizes([channels, projected.shape[-1] - channels], dim=-1)
     before = state.conv[slots].masked_fill(is_first[:, None, None], 0.0)
@@ -100,12 +100,12 @@ def chunks(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, mem
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that are solved for together. What token i adds, by its key, is u_i; with G the sum of log decays:
+    """Solves for several tokens together. Token i adds u_i under its key; with G the sum of log decays:
 
     u_i = beta_i (v_i - exp(G_i) S^T k_i - sum over j < i of exp(G_i - G_j) (k_j . k_i) u_j)
     """
     total = log_decay.cumsum(dim=2)  # [sequences, heads, tokens]
-    between = total[..., :, None] - total[..., None, :]  # of each pair
+    between = total[..., :, None] - total[..., None, :]  # log decay between each pair of tokens
     tokens = q.shape[2]
     is_after = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     decays = between.masked_fill(is_after, -torch.inf).exp()

@@ -79,7 +79,7 @@ def add_shared(found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
 
 
 def sigmoid(logits: Tensor) -> Tensor:
-    """Of logits [rows, 1], in float32."""
+    """Sigmoid of logits [rows, 1], in float32."""
     logits = logits.float()
     # A sigmoid as a softmax of two: torch's own may differ in the last bit with where in a tensor a number lies.
     return torch.cat((logits, torch.zeros_like(logits)), dim=1).softmax(dim=1)[:, :1]

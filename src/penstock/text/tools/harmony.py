@@ -23,8 +23,8 @@ Call them in the commentary channel, by a message to functions.NAME with the arg
 
 
 def _retold(messages: Sequence[Message]) -> list[Message]:
-    """As gpt-oss' template takes them. It tells of thoughts by the name `thinking`, and before a call it takes either
-    these or a text; and of a message's calls it tells of the first alone, and takes the result behind it for that
+    """The messages as gpt-oss' template takes them. It reads thoughts under the name `thinking`, and before a call
+    either these or a text. It renders only the first of a message's calls, and takes the result behind it for that
     one's."""
     found: list[Message] = []
     left = list(messages)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.text.tools.llama3 import LLAMA3
 
-# What closes a call is a special token that is left out of texts, as what ends an answer is.
+# The mark that closes a call is a special token, which is left out of texts like the one that ends an answer.
 LLAMA4 = replace(
     LLAMA3,
     name="llama4",

@@ -1,6 +1,6 @@
 """Calls between marks of their own, within the marks of all calls (DeepSeek, Kimi): a name, a mark, JSON, and a mark.
 
-They are read as `CallObject` is. What stands around name and arguments differs between the families.
+They are read as `CallObject` is. The marks around name and arguments differ between families.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class LatentShape:
     """Constants that these kernels are compiled for."""
 
     num_heads: int
-    value_dim: int  # what is multiplied and summed
-    rotary_dim: int  # behind it: what is multiplied alone
+    value_dim: int  # the part of a key that is also the value
+    rotary_dim: int  # the part behind it, which only scores use
     block_value: int  # powers of two, and 16 are the least that a matrix product takes
     block_rotary: int
     block_size: int
@@ -209,7 +209,7 @@ def _attend(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """What such heads of rows of the batch find among the keys from `begin` to `end`: each sees those before its own of
+    """Result of these heads of rows over the keys from `begin` to `end`: each row sees those before its own of
     `ends`. Tiles never span two blocks."""
     V: tl.constexpr = SHAPE.value_dim
     R: tl.constexpr = SHAPE.rotary_dim

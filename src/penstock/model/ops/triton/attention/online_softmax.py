@@ -50,7 +50,7 @@ def sinks_alone(sinks_ptr, head, has_sink, DIM: tl.constexpr):
     """Rows that have met their head's sink and no key yet: a score that has its share of the weights, and no value. Of
     all that is joined for a row, one state has it (`has_sink` [rows]); the others have seen nothing."""
     acc, total, highest = nothing_yet(head.shape[0], DIM)
-    sinks = tl.load(sinks_ptr + head, mask=has_sink, other=0.0) * 1.4426950408889634  # in powers of two
+    sinks = tl.load(sinks_ptr + head, mask=has_sink, other=0.0) * 1.4426950408889634  # log2(e): exponents are base 2
     return acc, tl.where(has_sink, 1.0, total), tl.where(has_sink, sinks, highest)
 
 

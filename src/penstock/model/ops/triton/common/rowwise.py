@@ -154,7 +154,7 @@ def swiglu(gate, up):
 
 @triton.jit
 def clamped_swiglu(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """gpt-oss's (`ClampedSwiGLU`), rounded once. What is no number stays so."""
+    """gpt-oss's gate (`ClampedSwiGLU`), rounded once. NaN stays NaN."""
     wide = tl.minimum(gate.to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
     linear = tl.clamp(up.to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     return (wide / (1.0 + tl.exp(-ALPHA * wide)) * (linear + 1.0)).to(gate.dtype)

@@ -208,7 +208,7 @@ def _norm_kernel(
     HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All heads of one token."""
+    """Gated norm of all heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEAD_BLOCK)[:, None]
     v = tl.arange(0, BLOCK)[None, :]

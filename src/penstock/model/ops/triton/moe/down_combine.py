@@ -108,7 +108,7 @@ def _down_combine_kernel(
         made *= tl.load(scales_ptr + line)
     if IS_SHRUNK:
         made *= 1 / SHRINK
-    if HAS_BIAS:  # of an expert's warps, one adds it
+    if HAS_BIAS:  # one of an expert's warps adds it
         is_theirs = (group % SPLIT_K == 0) & (expert >= 0)
         made += tl.load(bias_ptr + line, mask=is_theirs[:, None], other=0.0).to(tl.float32)
     total = tl.sum(made * share[:, None], axis=0)

@@ -49,7 +49,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the first half of a product gates the second by. A limit of 0: SwiGLU, else `ClampedSwiGLU`."""
+    """Activation by which a product's first half gates the second: SwiGLU if the limit is 0, else `ClampedSwiGLU`."""
 
     alpha: float = 1.0
     limit: float = 0.0
@@ -117,7 +117,7 @@ def product(
 
 
 def gate_constants(gate: Gate | None) -> dict[str, Any]:
-    """As kernels have it."""
+    """The gate as constants of a kernel."""
     return {"SWIGLU": gate is not None, "ALPHA": (gate or SWIGLU).alpha, "LIMIT": (gate or SWIGLU).limit}
 
 
