@@ -213,7 +213,8 @@ class _Lines:
         for status in statuses:
             if status.residency is None or (state := status.residency.state) == self._last.get(status.pool):
                 continue
-            seconds, why = asyncio.get_running_loop().time() - self._began_s, status.residency.reason
+            seconds = asyncio.get_running_loop().time() - self._began_s
+            why = status.residency.reason if self._is_ready else ""  # until then: that it was named
             print(f"{seconds:8.1f} s  {status.pool}: {state}{f': {why}' if why else ''}", flush=True)
             self._last[status.pool] = state
         is_settled = all(status.residency and status.residency.wish != Wish.LOAD for status in statuses)
