@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.server
 import json
 import os
@@ -279,18 +280,40 @@ class _OneImage(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_an_image_that_is_fetched_is_the_same_as_one_that_is_sent() -> None:
+@contextlib.contextmanager
+def one_image() -> Iterator[tuple[str, Outside]]:
+    """The address of a web server that has an image, and what may fetch from it."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _OneImage) as files, ThreadPoolExecutor(1) as threads:
         threads.submit(files.serve_forever)
-        place = f"http://127.0.0.1:{files.server_port}"
-        outside = Outside([f"127.0.0.1:{files.server_port}"], MOST, GIVE_UP_S, is_allowed=lambda address: True)
-        with seeing(outside=outside) as replica:
-            sent = replica.post("/v1/chat/completions", **chat(GOOD, temperature=0))[2]
-            fetched = replica.post("/v1/chat/completions", **chat(f"{place}/a.png", temperature=0))[2]
-            assert fetched["choices"] == sent["choices"]
-            assert fetched["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-            for path, problem in (("/page.png", "no image of a kind"), ("/gone", "answers 404")):
-                status, _, answer = replica.post("/v1/chat/completions", **chat(place + path))
-                assert (status, answer["error"]["code"]) == (400, "invalid_image")
-                assert problem in answer["error"]["message"]
-        files.shutdown()
+        try:
+            place = f"127.0.0.1:{files.server_port}"
+            yield f"http://{place}", Outside([place], MOST, GIVE_UP_S, is_allowed=lambda address: True)
+        finally:
+            files.shutdown()
+
+
+def test_an_image_that_is_fetched_is_the_same_as_one_that_is_sent() -> None:
+    with one_image() as (place, outside), seeing(outside=outside) as replica:
+        sent = replica.post("/v1/chat/completions", **chat(GOOD, temperature=0))[2]
+        fetched = replica.post("/v1/chat/completions", **chat(f"{place}/a.png", temperature=0))[2]
+        assert fetched["choices"] == sent["choices"]
+        assert fetched["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        for path, problem in (("/page.png", "no image of a kind"), ("/gone", "answers 404")):
+            status, _, answer = replica.post("/v1/chat/completions", **chat(place + path))
+            assert (status, answer["error"]["code"]) == (400, "invalid_image")
+            assert problem in answer["error"]["message"]
+
+
+def test_bytes_that_were_fetched_have_the_same_budget() -> None:
+    pixels, fetched = 16 * 16 * 3 * 2 * 4, len(encoded(noise(16, 16)))  # an image is two frames of floats
+    with one_image() as (place, outside):
+
+        def asked(url: str) -> int:
+            return replica.post("/v1/chat/completions", **chat(url))[0]
+
+        with seeing(ServerSettings(max_image_gib=(pixels + fetched - 1) / (1 << 30)), outside=outside) as replica:
+            assert asked(f"{place}/a.png") == 429
+            assert eventually(lambda: asked(GOOD) == 200), "what was refused gives back what it had"
+        with seeing(ServerSettings(max_image_gib=(pixels + fetched) / (1 << 30)), outside=outside) as replica:
+            for _ in range(2):
+                assert eventually(lambda: asked(f"{place}/a.png") == 200)

@@ -225,7 +225,7 @@ class ServerSettings:
     max_image_pixels: Count = setting(50_000_000, "most pixels of an image, told by its header before it is decoded")
     image_threads: Count = setting(2, "images that are decoded at a time, beside all that is generated")
     max_image_gib: Annotated[float, Meta(gt=0)] = setting(
-        2.0, "GiB of decoded images, of all requests that are open; beyond it requests are refused with 429"
+        2.0, "GiB of fetched and decoded images, of all requests that are open; beyond it requests are refused with 429"
     )
     image_hosts: list[str] = setting(
         [],

@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -39,7 +39,8 @@ class Images:
         self._outside = outside or Outside(settings.image_hosts, settings.max_image_bytes, settings.image_timeout_s)
         self._threads = ThreadPoolExecutor(settings.image_threads, thread_name_prefix="images")
         self._num_waiting = self._num_fetching = 0
-        self._num_held = 0  # bytes
+        self._num_held = 0  # bytes, of images that were fetched and of pixels
+        self._most_bytes = int(settings.max_image_gib * (1 << 30))
         served = model.images
         self._reader = ImageReader(served.processor, max_pixels=settings.max_image_pixels) if served else None
 
@@ -54,8 +55,9 @@ class Images:
                 reason="images",
             )
 
-    async def read(self, asked: Sequence[ImageAsked]) -> ImagesByUrl:
-        """Looked at and not decoded. Raises what is wrong with one of them, naming it."""
+    async def read(self, asked: Sequence[ImageAsked], held: ExitStack) -> ImagesByUrl:
+        """Looked at and not decoded. Raises what is wrong with one of them, naming it. `held`: gives back the room of
+        what was fetched for it."""
         served = self._model.check_sees(asked[0].path)
         found: ImagesByUrl = {}
         num_bytes = 0
@@ -63,19 +65,19 @@ class Images:
             key = (image.url, image.is_low)
             if key not in found:
                 with named(image.path):
-                    found[key] = await self._read(image, served)
+                    found[key] = await self._read(image, served, held)
                     num_bytes += len(found[key].data)
                     if num_bytes > self._settings.max_images_bytes:
                         most = self._settings.max_images_bytes
                         raise InvalidImage(f"all images together have more than {most} bytes", reason="bytes")
         return found
 
-    async def _read(self, image: ImageAsked, served: ServedImages) -> ReadImage:
+    async def _read(self, image: ImageAsked, served: ServedImages, held: ExitStack) -> ReadImage:
         assert self._reader is not None
         if is_data(image.url):
             data = await self._run(partial(data_bytes, image.url, self._settings.max_image_bytes))
         else:
-            data = await self._fetch(image.url)
+            data = await self._fetch(image.url, held)
         read = await self._run(partial(self._reader.read, data, is_low=image.is_low))
         for tile in read.layout.tiles:
             if tile.num_tokens > served.max_tile_tokens:
@@ -93,15 +95,19 @@ class Images:
         num_bytes = num_choices * sum(
             _FLOAT_BYTES * math.prod(tile.shape) for one in shown for tile in one.layout.tiles
         )
-        most = int(self._settings.max_image_gib * (1 << 30))
-        if num_bytes > most:
+        if num_bytes > self._most_bytes:
             raise InvalidImage(
                 f"{asked[0].path}: decoded, all images of all choices have {num_bytes} bytes; this server takes up to "
-                f"{most} (max_image_gib)",
+                f"{self._most_bytes} (max_image_gib)",
                 param=asked[0].path,
                 reason="memory",
             )
-        if self._num_held + num_bytes > most:
+        with self._room(num_bytes):
+            yield
+
+    @contextmanager
+    def _room(self, num_bytes: int) -> Iterator[None]:
+        if self._num_held + num_bytes > self._most_bytes:
             raise Overloaded("too many images are being looked at", retry_after_s=1.0)
         self._num_held += num_bytes
         try:
@@ -124,12 +130,16 @@ class Images:
             found += [replace(one, start=tile.start) for one, tile in zip(made[key], tiles, strict=True)]
         return tuple(found)
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self, url: str, held: ExitStack) -> bytes:
+        """The bytes behind a URL. While they come they may be as many as an image may have."""
         if self._num_fetching >= _MAX_FETCHING:
             raise Overloaded("too many images are being fetched", retry_after_s=1.0)
         self._num_fetching += 1
         try:
-            return await self._outside.fetch(url)
+            with self._room(min(self._settings.max_image_bytes, self._most_bytes)):
+                data = await self._outside.fetch(url)
+            held.enter_context(self._room(len(data)))
+            return data
         finally:
             self._num_fetching -= 1
 

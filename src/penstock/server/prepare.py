@@ -146,10 +146,10 @@ class Preparer:
 
     async def _prepare_seeing(self, seeing: _Seeing, headers: GatewayHeaders) -> PreparedRequest:
         """The prepared form of a request with images. Their tokens are counted before they are decoded."""
-        images = await self._images.read(seeing.asked)
-        prepared = await self._offload.run(len(headers.body), partial(self._encode, seeing.parsed, headers, images))
-        if prepared.placed is not None:
-            with ExitStack() as held:
+        with ExitStack() as held:
+            images = await self._images.read(seeing.asked, held)
+            prepared = await self._offload.run(len(headers.body), partial(self._encode, seeing.parsed, headers, images))
+            if prepared.placed is not None:
                 held.enter_context(self._images.held(prepared.shown, images, prepared.wanted.num_choices()))
                 prepared.images = await self._images.inputs(prepared.shown, images, prepared.placed)
                 prepared.held = held.pop_all()
@@ -161,8 +161,9 @@ class Preparer:
         if isinstance(found, int):
             return found
         chat, asked = found
-        images = await self._images.read(asked)
-        return await self._offload.run(len(body), partial(self._count, chat, images))
+        with ExitStack() as held:
+            images = await self._images.read(asked, held)
+            return await self._offload.run(len(body), partial(self._count, chat, images))
 
     def _parse_and_count(
         self, parse: Callable[[bytes], ChatRequest], body: bytes

@@ -318,7 +318,8 @@ def _measured(text: TokenizerBundle) -> _Vocabulary:
     images, placeholder_id = None, -1
     if text.images is not None:
         images = ImageReader(text.images, max_pixels=_MAX_PIXELS)
-        placeholder_id = tokenizer.added_id(images.placeholder) or -1
+        found = tokenizer.added_id(images.placeholder)
+        placeholder_id = -1 if found is None else found
     longest, overhead = _longest_token(tokenizer), _most_overhead(tokenizer, template)
     return _Vocabulary(tokenizer, template, longest, divider, overhead, images, placeholder_id)
 
