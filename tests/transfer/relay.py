@@ -43,12 +43,12 @@ class Relay:
         at = 0
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                target.sendall((self._down if is_down else self._up)(at, data))
-                at += len(data)
-                if is_down:
+                begin, at = at, at + len(data)
+                if is_down:  # counted first: who has got the bytes may ask how many there were
                     self.num_down = at
                 else:
                     self.num_up = at
+                target.sendall((self._down if is_down else self._up)(begin, data))
         for each in (source, target):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
