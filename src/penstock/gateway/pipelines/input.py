@@ -83,7 +83,7 @@ def _of_chat(fields: dict[str, Any], pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _check_is_text(message: dict[str, Any], index: int, pipeline: Pipeline) -> None:
-    """What else it shows, images above all, would be dropped without a word where steps read the text alone."""
+    """Raises for parts other than text, images above all: steps that read the text alone would drop them silently."""
     content = message.get("content")
     for at, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and part.get("type", "text") not in _TEXTS:
