@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev  ## every check and every test; PARTS="checks fast 
 test-flaky: $(VENV)/.installed-dev  ## the tests again and again beside a load, on one core; ARGS="--minutes 60"; goes on where it was
 	$(BIN)/python -m tools.flaky $(ARGS)
 
-test-gpu:  ## PART=1/2 PYTHON=python3: what needs a GPU, with what that Python has; nothing is installed
+test-gpu:  ## PART=1/3 PYTHON=python3: what needs a GPU, with what that Python has; nothing is installed
 	$(PYTHON) -m tools.gpu_tests --part $(PART) $(FILES)
 
 gpu-packages: $(VENV)/.installed-dev  ## what test-gpu needs beside torch, for a machine that can install nothing; PYTHON_VERSION=3.12
@@ -52,7 +52,7 @@ bench-gateway: $(VENV)/.installed-dev  ## ARGS="--peer 'vllm-router=…'" measur
 drills: $(VENV)/.installed-dev  ## the tests that take too long for `make test`
 	$(BIN)/python -m pytest -m drill
 
-drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fleet, zone, spot, fuzz, hostile: real processes, attacked
+drill-%: $(VENV)/.installed-dev  ## survival, limits, refusals, spike, greedy, pressure, slow_provider, slow_clients, fleet, zone, spot, rollout, fuzz, hostile: real processes, attacked
 	$(BIN)/python -m tools.drills.$* $(ARGS)
 
 test-parallel: $(VENV)/.installed-dev  ## models over several ranks: every family in every layout, as processes on this machine's CPU

@@ -23,6 +23,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadScheduling
 
+from tests.collecting import SEEDED
 from tests.reporting import read_budgets
 
 _TORCH = re.compile(
@@ -30,7 +31,6 @@ _TORCH = re.compile(
 )
 _ANTHROPIC = re.compile(r"^(import|from) anthropic\b", re.MULTILINE)
 _OWN = ("torch", "anthropic", "torch")  # what the first workers import
-_SEEDED = "from tests.seeded import"  # in a conftest.py: a fixture that imports torch before each test below it
 FEW_FILES = 20  # of fast tests: together they take as long as torch and transformers take to import
 
 
@@ -151,7 +151,7 @@ def long_import(path: Path) -> str | None:
 @cache
 def _is_seeded(directory: Path) -> bool:
     own = directory / "conftest.py"
-    if own.exists() and _SEEDED in own.read_text():
+    if own.exists() and SEEDED in own.read_text():
         return True
     return (directory / "__init__.py").exists() and _is_seeded(directory.parent)
 

@@ -4,6 +4,9 @@ do directories of such files, with their conftest.py.
 A run of the slow tests would else import every file, in each of its workers, and leave out two of three. A marker is on
 all tests of a file where its `pytestmark` has it, and on none where neither the file nor a conftest.py above it has the
 word; `check` fails where that does not hold, so that no test is missed in silence.
+
+Tests below a conftest.py that seeds torch compute with models, and are slow one and all: the fast part is what decides
+and serves.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from _pytest.mark.expression import Expression
 
 MARKERS = ("slow", "drill")
 ROOT = Path(__file__).parent
+SEEDED = "from tests.seeded import"  # in a conftest.py: a fixture that imports torch before each test below it
 _FOR_ALL = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
 
@@ -37,6 +41,8 @@ def has_none_of(text: str, conftests: str, markers: str) -> bool:
     """Whether no test of a file with this text can be among those of the marker expression."""
     marked = {name: True for name in MARKERS if f"mark.{name}" in " ".join(_FOR_ALL.findall(text))}
     marked |= {name: False for name in MARKERS if name not in text + conftests}
+    if SEEDED in conftests:
+        marked["slow"] = True
     unknown = sorted(set(re.findall(r"\w+", markers)) - {"and", "or", "not", *marked})
     expression = Expression.compile(markers)
     for values in itertools.product((False, True), repeat=len(unknown)):
@@ -44,6 +50,12 @@ def has_none_of(text: str, conftests: str, markers: str) -> bool:
         if expression.evaluate(lambda name, /, _known=known, **_: _known[name]):
             return False
     return True
+
+
+def mark_models(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        if SEEDED in _conftests(item.path.parent):
+            item.add_marker("slow")
 
 
 def check(items: Iterable[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.collecting import check, is_left_out
+from tests.collecting import check, is_left_out, mark_models
 from tests.examples import use_no_constants, use_profiles
 from tests.gpu import has_gpu
 from tests.home import use_a_home_of_its_own
@@ -31,6 +31,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_models(items)
     check(items)  # before those that are not wanted are gone
 
 

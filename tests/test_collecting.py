@@ -8,6 +8,7 @@ from tests.collecting import has_none_of, is_left_out
 
 SOME = "@pytest.mark.slow\ndef test_it(): ..."
 ALL = "pytestmark = pytest.mark.slow\n"
+SEEDED = "from tests.seeded import seeded\n"
 DRILLS = "pytestmark = [pytest.mark.slow, pytest.mark.drill]\n"
 
 
@@ -20,6 +21,10 @@ DRILLS = "pytestmark = [pytest.mark.slow, pytest.mark.drill]\n"
         ("", "", "hypothesis", False),
         ("", "", "hypothesis and not slow", False),
         ("", "marks=pytest.mark.slow", "slow and not drill", False),
+        ("", SEEDED, "not slow", True),
+        ("", SEEDED, "slow and not drill", False),
+        (SOME, SEEDED, "not slow", True),
+        (DRILLS, SEEDED, "drill", False),
         (SOME, "", "not slow", False),
         (SOME, "", "slow and not drill", False),
         (ALL, "", "not slow", True),

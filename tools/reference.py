@@ -39,10 +39,12 @@ from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
+from penstock.observe.rollout_catalog import ROLLOUT_CATALOG
 from penstock.observe.tensor_catalog import OWN as TENSOR_CATALOG
 from penstock.observe.vllm_catalog import VLLM_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.observe.websocket_catalog import WEBSOCKET_CATALOG
+from penstock.rollout.policy.plan import GateSettings, RolloutPlan, RolloutStep
 from penstock.watch.settings import AlertSettings, ProbeSettings, WatchSettings
 
 DIRECTORY = Path(__file__).parent.parent / "docs" / "reference"
@@ -67,7 +69,16 @@ def config_page() -> str:
     models = ["\n## Several models\n", "`penstock serve --models models.yaml`: [its page](../several-models.md).\n"]
     models += _table({"": ModelsSettings, "models.NAME.": ModelEntry})
     fleet = ["\n## Fleet\n", "`penstock fleet --config fleet.yaml`: [its page](../autoscaling.md).\n"]
-    return "\n".join([*lines, *_gateway_settings(), *models, *fleet, *_table(FLEET_GROUPS), ""])
+    rollout = [
+        "\n## Rollout plan\n",
+        "`penstock rollout start MODEL --to VERSION --plan plan.yaml`: [its page](../rollouts.md).",
+    ]
+    rollout += ["`penstock rollout plan MODEL` prints the one that a model has without a file.\n", *_table(PLAN_GROUPS)]
+    fleet += _table(FLEET_GROUPS)
+    return "\n".join([*lines, *_gateway_settings(), *models, *fleet, *rollout, ""])
+
+
+PLAN_GROUPS: dict[str, Any] = {"": RolloutPlan, "steps.N.": RolloutStep, "gates.NAME.": GateSettings}
 
 
 FLEET_GROUPS: dict[str, Any] = {
@@ -163,6 +174,7 @@ def metrics_page() -> str:
         ("WebSockets, at replicas and gateways", WEBSOCKET_CATALOG),
         ("Monitoring by a gateway (watch)", WATCH_CATALOG),
         ("Fleet controller, exported by gateways", FLEET_CATALOG),
+        ("Rollouts, exported by gateways", ROLLOUT_CATALOG),
     ):
         head = ["| name | kind | labels | | in OpenTelemetry, and its unit |", "|---|---|---|---|---|"]
         lines += [f"## {title}\n", *head, *map(_metric_row, catalog), ""]

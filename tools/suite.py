@@ -1,9 +1,10 @@
 """Every check and every test, and one summary at the end: `make test`.
 
-The parts are the checks (format, lint, types, imports, generated files), the fast tests and the slow ones. Files of
-tests have a budget of CPU seconds in `tests/budget.toml`; a file that takes more than three times that is run again by
-itself, and fails the run when it takes that much every time. CPU seconds are those of pytest's own process, scaled by
-how fast the processor was at the time. `--write-budget` writes the budgets anew from this run.
+The parts are the checks (format, lint, types, imports, generated files), the fast tests and the slow ones; the checks
+run beside the tests. Files of tests have a budget of CPU seconds in `tests/budget.toml`; a file that takes more than
+three times that is run again by itself, and fails the run when it takes that much every time. CPU seconds are those of
+pytest's own process, scaled by how fast the processor was at the time. `--write-budget` writes the budgets anew from
+this run.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="where a JSON report goes, which leaves out the budget")
     parser.add_argument("--write-budget", action="store_true")
     arguments = parser.parse_args()
-    parts = [run_checks() if name == "checks" else run_tests(name) for name in arguments.parts]
+    parts = run_parts(arguments.parts)
     tested = [part for part in parts if part.name in MARKERS]
     if arguments.write_budget:
         write_budget(tested)
@@ -82,10 +83,31 @@ def main() -> int:
     return print_summary(parts)
 
 
-def run_checks() -> Part:
-    """All of them, two at a time."""
+def run_parts(names: Sequence[str]) -> list[Part]:
+    """Tests wait for servers, disks and each other: the checks have the processors meanwhile, and give way to tests."""
+    if set(names) == {"checks"}:
+        return [run_checks(at_once=2)]
+    with ThreadPoolExecutor(1) as beside:
+        kernels = beside.submit(compile_kernels)
+        checks = beside.submit(run_checks, at_once=1) if "checks" in names else None
+        tested = {}
+        for name in names:
+            if name == "slow":
+                kernels.result()  # else every server of the first tests would wait for them
+            if name != "checks":
+                tested[name] = run_tests(name)
+        return [tested[name] if checks is None or name != "checks" else checks.result() for name in names]
+
+
+def compile_kernels() -> None:
+    """Fill the cache of the CPU's kernels. Where they cannot be compiled, the tests that need them say so."""
+    compiling = "from penstock.model.ops.build import build_kernels; build_kernels()"
+    subprocess.run([sys.executable, "-c", compiling], cwd=ROOT, capture_output=True)
+
+
+def run_checks(at_once: int) -> Part:
     part = Part("checks")
-    with _timed(part), ThreadPoolExecutor(2) as pool:
+    with _timed(part), ThreadPoolExecutor(at_once) as pool:
         for name, (code, output) in zip(CHECKS, pool.map(_check, CHECKS.values()), strict=True):
             print(f"{name}: {'ok' if code == 0 else 'failed'}", flush=True)
             if code:
@@ -95,7 +117,7 @@ def run_checks() -> Part:
 
 
 def _check(command: Sequence[str]) -> tuple[int, str]:
-    done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(["nice", BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -3,6 +3,8 @@ import { defineConfig } from "vite";
 // Fixed names: the files are committed, and a change of one is to be a change and not a new file.
 export default defineConfig({
   base: "/console/",
+  // Elements are calls of h, whose children need no name: the page is half a kilobyte smaller.
+  oxc: { jsx: { runtime: "classic", pragma: "h", pragmaFrag: "Fragment" }, jsxInject: 'import { h, Fragment } from "preact"' },
   build: {
     outDir: "../src/penstock/console/assets",
     emptyOutDir: true,

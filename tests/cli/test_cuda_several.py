@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
             line = process.stdout.readline()
             assert line, f"the server ended before it was ready:\n{banner}"
             banner += line
+        assert ("by MPS" in banner) == (shutil.which("nvidia-cuda-mps-control") is not None)
         found = re.search(r"http://[^\s/,]+", banner)
         assert found is not None
         yield Several(found.group())

@@ -23,6 +23,8 @@ from penstock.tenancy import fleet as rows
 from penstock.tenancy.fleet import FleetSample
 from penstock.tenancy.store import open_store
 
+pytestmark = pytest.mark.slow
+
 BEGAN = time.time() // 60 * 60 - 9000.0
 MINUTES = 60
 COSTS = ReplicaCosts(fixed_s=1e-3, read_s=4e-3, linear_token_s=1e-4, sequence_s=2e-5, kv_tokens=600_000)

@@ -15,6 +15,8 @@ from penstock.cli import main as command
 from penstock.cli.main import main
 from tests.cli.real_server import TINY_CONTEXT, write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli.main", *words]

@@ -9,6 +9,8 @@ from penstock.cli.main import main
 from penstock.cli.plan_inputs import sampled
 from penstock.workload.lengths import Lengths
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     main(["plan", *arguments])

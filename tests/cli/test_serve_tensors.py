@@ -50,6 +50,8 @@ def test_repository_is_served_by_one_process(tmp_path: Path) -> None:
         assert _post(server, "/v1/classify", model="sentiment", input="a b")["data"][0]["label"] in ("bad", "good")
         assert server.status("/health/deep") == 200
         assert server.status("/v2/models/broken") == 404
+        assert f"in a browser: {server.url}" in server.banner
+        assert server.status("/") == 200
         states = {one["name"]: one["state"] for one in _post(server, "/v2/repository/index")}
         assert states == {"broken": "UNAVAILABLE", "classifier": "READY", "sentiment": "READY"}
         process = server.process

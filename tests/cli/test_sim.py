@@ -7,6 +7,8 @@ import pytest
 
 from penstock.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 TRACE = str(Path(__file__).parents[1] / "router" / "data" / "mooncake_conversation_1200.jsonl.xz")
 
 
@@ -107,3 +109,13 @@ def test_fleet_refuses_what_it_does_not_know(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["sim", "fleet", *flags])
     assert "there are" in str(stopped.value)
+
+
+def test_rollouts_with_a_regression_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "rollouts.json"
+    main(["sim", "rollout", "--planted", "errors+50%", "--runs", "1", "--rate", "5", "--json", str(figures), "--story"])
+    assert "aborting: step 1, shadow 5 %: errors" in capsys.readouterr().out
+    assert [row["phase"] for row in json.loads(figures.read_text())] == ["aborted"]
+    with pytest.raises(SystemExit) as left:
+        main(["sim", "rollout", "--planted", "tpot"])
+    assert "nothing to plant named 'tpot'" in str(left.value.code)

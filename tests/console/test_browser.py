@@ -32,7 +32,7 @@ from tests.waiting import GIVE_UP_S, eventually
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("overview", "replicas", "fleet", "requests", "routing", "tenants", "alerts", "playground")
+PAGES = ("overview", "replicas", "fleet", "rollouts", "requests", "routing", "tenants", "alerts", "playground")
 ROOT = Path(__file__).parents[2]
 STORY = "Tell me a long story about river 18."  # to which the fake model has an answer of 2,573 tokens
 LONG = "You answer questions about waterworks, turbines and pipes. " * 20

@@ -26,7 +26,7 @@ from tests.deploy.chart import VALUES, manifests, needs_helm, of_kind, pods, ref
 VERSIONS = ("1.37", "1.36", "1.35")
 CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject", "InferencePool"}  # test_custom_resources.py
 
-pytestmark = needs_helm
+pytestmark = [needs_helm, pytest.mark.slow]
 
 
 def test_helm_finds_nothing_wrong() -> None:

@@ -19,6 +19,8 @@ from penstock.gateway.settings.gateway import GatewaySettings
 from tests.deploy.chart import Manifest, manifests, needs_helm, of_kind, pods
 from tests.deploy.custom_resources import complaints, needs_schemas, validate_pool
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject")
 
 

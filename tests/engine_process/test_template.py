@@ -24,7 +24,7 @@ from penstock.link.forking import Spawn
 from tests.waiting import eventually, eventually_async
 
 PROGRAM = "tests.engine_process.forked"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are templates on Linux only")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="there are templates on Linux only"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from penstock.quant.recipe import make_recipe
 from tests import devices
 from tests.devices import NEEDS_SPEED
 from tests.equality.formats import FORMATS, Kept, in_turn
+from tests.interpreter import quick_interpreter as quick_interpreter
 from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.errors import LeaseLost
-from penstock.fleet.lease import LeaseKeeper
+from penstock.tenancy.lease import LeaseKeeper
 
 LEASE_S = 30.0  # by the clocks of the tests, and so as long as they want
 Leases = Callable[[str, Callable[[], float]], LeaseKeeper]

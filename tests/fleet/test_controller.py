@@ -8,11 +8,11 @@ import pytest
 
 from penstock.core.errors import ConfigError, LeaseLost, PoolTaken
 from penstock.fleet.drivers.driver import DriverReplica
-from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.policy.observation import CapacityType
 from penstock.fleet.rounds import read_rounds
 from penstock.fleet.settings import FleetSettings
 from penstock.tenancy.fleet import PoolDemand
+from penstock.tenancy.lease import LeaseKeeper
 from penstock.tenancy.store import Store
 from tests.fleet.fake_fleet import Crash, FakeFleet, leading
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.core.errors import LeaseLost
 from penstock.fleet.kubernetes_lease import KubernetesLeaseKeeper
-from penstock.fleet.lease import LeaseKeeper
 from penstock.http.kubernetes_api import ClusterSettings, KubernetesApi
+from penstock.tenancy.lease import LeaseKeeper
 from penstock.tenancy.store import Store
 from tests.fake_kubernetes import FakeKubernetes, fake_kubernetes, write_kubeconfig
 from tests.fleet.lease_contract import *  # noqa: F403

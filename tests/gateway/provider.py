@@ -31,6 +31,9 @@ class Provider:
     asked: list[dict[str, Any]] = field(default_factory=list)  # the bodies
     headers: list[dict[str, str]] = field(default_factory=list)  # that came with them
     probes: list[str] = field(default_factory=list)
+    message: dict[str, Any] | None = None  # of a whole chat, in place of one that says `says`
+    vectors: dict[str, list[float]] = field(default_factory=dict)  # embeddings of texts
+    logprobs: list[float] | None = None  # of a prompt's tokens, where they are asked for; None: it does not know them
     num_left: int = 0  # clients that went before they were answered
 
     def __post_init__(self) -> None:
@@ -98,6 +101,13 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
             usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
             common = {"id": "x", "created": 1, "model": asked["model"]}
             is_hated = bool(provider.hates) and provider.hates in json.dumps(asked)
+            if provider.vectors and "input" in asked:
+                found = [provider.vectors[text] for text in asked["input"]]
+                data = [{"index": index, "embedding": vector} for index, vector in enumerate(found)]
+                self._answer(200, {"data": data, "usage": usage})
+                return
+            if "prompt_logprobs" in asked and provider.logprobs is not None:
+                common["prompt_logprobs"] = [None] + [{"7": {"logprob": one}} for one in provider.logprobs]
             if provider.status != 200 or is_hated:
                 error = {"message": provider.error, "code": provider.code, "type": "some_error"}
                 self._answer(provider.hates_status if is_hated else provider.status, {"error": error})
@@ -107,7 +117,7 @@ def _speaking_for(provider: Provider) -> type[BaseHTTPRequestHandler]:
                 events = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
                 self._send(200, "text/event-stream", events)
             else:
-                message = {"role": "assistant", "content": provider.says}
+                message = provider.message or {"role": "assistant", "content": provider.says}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 self._answer(200, common | {"object": "chat.completion", "choices": [choice], "usage": usage})
 

@@ -20,6 +20,8 @@ from penstock.hub.progress import silent
 from penstock.hub.sources import pull
 from tests.hub.families import FAMILIES, random_model, tensors_of, write_gguf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
@@ -198,7 +200,6 @@ def smollm2() -> Path:
     return pull("smollm2", progress=silent)
 
 
-@pytest.mark.slow
 @pytest.mark.drill
 def test_smollm2_starts_quickly(smollm2: Path) -> None:
     started = time.process_time()
@@ -207,7 +208,6 @@ def test_smollm2_starts_quickly(smollm2: Path) -> None:
     assert time.process_time() - started < 0.5
 
 
-@pytest.mark.slow
 def test_smollm2_is_what_transformers_makes_of_the_same_file(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = GGUFCheckpoint(smollm2)
     assert len(ours.tokenizer_source.metadata["tokenizer.ggml.tokens"]) == ours.config.vocab_size == 49152

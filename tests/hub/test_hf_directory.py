@@ -11,6 +11,8 @@ from penstock.hub.hf_directory import HFDirectory
 from penstock.hub.resolve import describe
 from tests.hub.families import FAMILIES, random_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_weights_a_model_is_described_as_with_them(tmp_path: Path, family: str) -> None:

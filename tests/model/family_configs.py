@@ -158,3 +158,31 @@ CONFIGS = {
     ),
     "qwen3.5": replace(HYBRID, architecture="qwen3_5_text"),
 }
+# Families whose layers are those of families above, with settings of their own: kernels know no difference.
+MORE_CONFIGS = {
+    "smollm3": replace(SHAPE, architecture="smollm3", num_layers=3, unrotated_layers=(1,), tied_embeddings=True),
+    "seed-oss": replace(SHAPE, architecture="seed_oss", attention_bias=True),
+    "ernie4.5": replace(SHAPE, architecture="ernie4_5", tied_embeddings=True),
+    "granite": replace(
+        SHAPE, architecture="granite", embedding_scale=3.0, query_scale=0.15, residual_scale=0.4, logit_divisor=1.5
+    ),
+    "granite-moe, none shared": replace(
+        CONFIGS["granite-moe"], architecture="granitemoe", experts=Experts(6, 2, 96, shared_gate=False)
+    ),
+    "granite4": replace(CONFIGS["granite-moe"], architecture="granitemoehybrid"),
+    "dots1": replace(
+        SHAPE,
+        architecture="dots1",
+        experts=Experts(
+            16, 3, 64, shared_intermediate_size=64, dense_layers=(0,), shared_gate=False, routing=Routing("sigmoid")
+        ),
+    ),
+    "glm": replace(SHAPE, architecture="glm", attention_bias=True, rotary_dim=16),
+    "kimi-k2": replace(CONFIGS["deepseek-v3"], architecture="kimi_k2"),
+    "glm4-moe-lite": replace(CONFIGS["deepseek-v3"], architecture="glm4_moe_lite"),
+    "qwen3.5-moe": replace(
+        CONFIGS["qwen3.5"],
+        architecture="qwen3_5_moe_text",
+        experts=Experts(12, 4, 96, normalized=True, shared_intermediate_size=160),
+    ),
+}

@@ -25,6 +25,7 @@ from penstock.hub.peft import read_peft
 from penstock.hub.stored import Part, StoredTensor
 from penstock.model.batch import SlotRows
 from penstock.model.expert_layers import ExpertLayers
+from penstock.model.families import FAMILIES as SERVED
 from penstock.model.layers import CausalLM, Decoder, DecoderLayer
 from penstock.model.loading import load_model
 from penstock.model.lora import with_adapters
@@ -41,7 +42,7 @@ from tests.hub import fp8_checkpoints
 from tests.hub.families import SHAPE as HF_SHAPE
 from tests.hub.families import random_model, tensors_of, write_gguf
 from tests.hub.integer_checkpoints import LAYOUTS, write_integers
-from tests.model.family_configs import CONFIGS, SHAPE
+from tests.model.family_configs import CONFIGS, MORE_CONFIGS, SHAPE
 from tests.model.lora import write_adapter
 from tests.model.paged import PagedDriver, make_batch, with_states
 from tests.model.ranks import ThreadRanks, on_every_rank
@@ -55,8 +56,10 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen2": replace(SHAPE, architecture="qwen2", attention_bias=True),
     "qwen3": replace(SHAPE, architecture="qwen3", tied_embeddings=True),
     **CONFIGS,
+    **MORE_CONFIGS,
 }
-SLOW = ("glm4", "granite-moe", "olmo2", "olmoe", "exaone4", "ministral3")  # what these bring is also in others
+# What these bring is also in others.
+SLOW = {"glm4", "granite-moe", "olmo2", "olmoe", "exaone4", "ministral3", *MORE_CONFIGS}
 PARAMS = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
 FOUR_RANKS = LlamaConfig(**(HF_SHAPE | {"hidden_size": 128, "intermediate_size": 512}), max_position_embeddings=64)
 TWO_RANKS = LlamaConfig(**(HF_SHAPE | {"intermediate_size": 128}), max_position_embeddings=64)  # of whole groups of 32
@@ -90,6 +93,10 @@ def assert_the_same(load: Load, size: int, make_ops: Callable[[], Ops] = Referen
         torch.testing.assert_close(logits, whole_says(load, make_ops), rtol=2e-4, atol=2e-4)
 
 
+def test_every_family_that_is_served_is_among_them() -> None:
+    assert {config.architecture for config in FAMILIES.values()} == set(SERVED)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", PARAMS)
 def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
@@ -105,7 +112,12 @@ def test_every_family_says_the_same_in_parts(family: str, size: int) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "family", [name for name, config in FAMILIES.items() if config.latent is None and config.linear is None]
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in MORE_CONFIGS else [])
+        for name, config in FAMILIES.items()
+        if config.latent is None and config.linear is None
+    ],
 )
 def test_every_family_says_the_same_where_ranks_share_out_tokens(
     family: str, size: int, sp: int, make_ops: Callable[[], Ops]

@@ -13,6 +13,7 @@ from penstock.model.ops.reference import ReferenceOps
 from penstock.model.ops.triton import TritonOps
 from penstock.model.random_weights import RandomCheckpoint
 from tests.devices import DEVICE, matrix, slow
+from tests.interpreter import quick_interpreter as quick_interpreter
 from tests.model.family_configs import CONFIGS
 from tests.model.paged import PagedDriver
 

@@ -16,7 +16,7 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.model.random_weights import RandomCheckpoint
 from penstock.runner.assemble import Assembly
-from tests.model.family_configs import CONFIGS, SHAPE
+from tests.model.family_configs import CONFIGS, MORE_CONFIGS, SHAPE
 from tests.runner.clients import Clients, one_after_the_other, serve
 from tests.runner.devices import assembled, end_ranks
 from tests.runner.judge import Judge
@@ -29,6 +29,7 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen2": replace(SHAPE, architecture="qwen2", attention_bias=True),
     "qwen3": replace(SHAPE, architecture="qwen3", tied_embeddings=True),
     **CONFIGS,
+    **MORE_CONFIGS,
 }
 LAYOUTS = ["tp=2", "tp=4", "pp=2", "tp=2 pp=2", "tp=2 ep=2", "tp=2 pp=2 ep=2"]
 LAYOUTS += ["tp=2 sp=2", "tp=4 sp=2", "tp=4 sp=4", "tp=2 pp=2 sp=2", "tp=2 ep=2 sp=2"]
@@ -54,6 +55,12 @@ SELECTED = [
     ("minimax-m2", "tp=2 ep=2 sp=2"),
     ("qwen3-next", "tp=2 ep=2"),
     ("qwen3.5", "tp=2 pp=2"),
+    ("smollm3", "tp=2"),
+    ("seed-oss", "tp=2"),
+    ("ernie4.5", "tp=2"),
+    ("exaone4", "tp=2"),
+    ("ministral3", "tp=2"),
+    ("dots1", "tp=2 ep=2"),
 ]
 NUM_BLOCKS = 16  # too few for all that is open
 

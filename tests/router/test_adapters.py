@@ -8,7 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.replica import ReplicaSnapshot
 from penstock.router.request import EdgeRequest
 from penstock.router.router import Router
-from penstock.router.routes import PoolShare, Route, RouteTable
+from penstock.router.routes import PoolShare, Route, RouteTable, Target, Version
 from penstock.router.scorers import by_adapter
 from tests.snapshots import snapshot
 
@@ -51,11 +51,13 @@ def test_about_a_request_without_adapter_there_is_nothing_to_say() -> None:
 
 
 def test_adapter_is_where_its_model_is_and_follows_its_shares() -> None:
-    base = Route("m", (PoolShare("m@1", 0.9), PoolShare("m@2", 0.1, shadow=0.5)), versions={"1": "m@1", "2": "m@2"})
-    table = RouteTable([base, Route("poet", (), adapter_of="m")])
+    base = Route("m", versions=(Version("1", 0.9, pool="m@1"), Version("2", 0.1, shadow=0.5, pool="m@2")))
+    table = RouteTable([base, Route("poet", adapter_of="m")])
     poet = table.find("poet")
     assert (poet.adapter, poet.model, base.adapter) == ("poet", "poet", "")
-    assert poet.pools == (PoolShare("m@1", 0.9), PoolShare("m@2", 0.1))
+    assert poet.pools == (PoolShare("m@1", 0.9, "m@1"), PoolShare("m@2", 0.1, "m@2"))
+    assert poet.target(0.0) == Target("m@1", "m@1", "poet")
+    assert poet.shadows(0.0, "m@1") == []
     moved = table.with_routes([base.with_shares({"1": 0.0, "2": 1.0}, {}, revision=1)])
     assert [share.weight for share in moved.find("poet").pools] == [0.0, 1.0]
 

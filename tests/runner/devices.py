@@ -117,7 +117,7 @@ def assembled(
         host_kv_gib=host_kv_gib,
         max_loras=max_loras,
         max_image_tokens=max_image_tokens,
-        memory_fraction=0.05 if kind == "cuda" and not ranks else None,
+        memory_fraction=0.02 if kind == "cuda" and not ranks else None,  # engines of a whole module are kept
         threads=1 if ranks else None,
         **ranks,  # type: ignore[arg-type]
         speculate=speculate,

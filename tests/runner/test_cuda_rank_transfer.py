@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import pytest
-from tools.gpu_tests.mps import start_mps
 from tools.kv_transfer_gpu.engines import Answer, EngineProcess
 
 from penstock.core.settings import EngineSettings
+from penstock.link.mps import start_mps
 from penstock.runner.ranks.join import SHARE_VARIABLE
 from tests.devices import NEEDS_GPU
 from tests.model.family_configs import SHAPE

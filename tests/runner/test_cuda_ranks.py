@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from tools.gpu_tests.mps import start_mps
 
+from penstock.link.mps import start_mps
 from tests.devices import NEEDS_GPU
 
 pytestmark = NEEDS_GPU

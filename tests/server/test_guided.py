@@ -19,6 +19,8 @@ from tests.server import relaying
 from tests.server.replica import NAME, Replica, serving
 from tests.waiting import GIVE_UP_S, eventually
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "Who is it?"}]
 
@@ -274,7 +276,6 @@ def test_a_relayed_stream_that_ends_by_its_guide_is_not_to_be_carried_on(replica
     assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_parameter")
 
 
-@pytest.mark.slow
 def test_hostile_guides_cost_their_senders_an_error_and_the_next_is_tried_as_ever(replica: Replica) -> None:
     """Each is refused by its own limits, long before the server's patience with the process ends, or followed."""
     for name, body in HOSTILE.items():

@@ -16,6 +16,8 @@ from penstock.sim.network import KvLink
 from penstock.sim.simulation import Simulation
 from tests.sim.test_simulation import COST, PROFILE, asks, crowd
 
+pytestmark = pytest.mark.slow
+
 APART: tuple[Role, ...] = ("prefill", "decode")
 LINK = KvLink(12.5)
 

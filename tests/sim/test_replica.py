@@ -14,6 +14,8 @@ from penstock.sim.sim_prompts import TokenRun, as_request
 from tests.examples import examples
 from tests.sim.real_loop import Asked, Seen, run_engine
 
+pytestmark = pytest.mark.slow
+
 COST = StepCost(step_s=1e-3, weights_s=2e-3, token_s=20e-6, pair_s=1e-9, context_s=1e-6, sequence_s=5e-6)
 
 

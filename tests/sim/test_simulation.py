@@ -18,6 +18,8 @@ from penstock.sim.simulation import Simulation
 from penstock.sim.workload import replay, speed_for
 from penstock.workload.trace import Arrival
 
+pytestmark = pytest.mark.slow
+
 COST = StepCost(step_s=2e-3, weights_s=4e-3, token_s=25e-6, pair_s=1e-9, context_s=30e-9)
 PROFILE = Profile(
     "small",

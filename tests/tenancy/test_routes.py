@@ -117,3 +117,20 @@ def test_a_follower_is_told(chat: Store, store_url: str) -> None:
         chat.routes.roll_back("chat")
         eventually(told.is_set)
     assert heard[-1].action == "rollback to the file"
+
+
+def test_no_copies_are_sent_to_versions_that_are_pipelines(store: Store) -> None:
+    store.routes.declare([Declared("triage", {"v1": 1.0, "v2": 0.0}, {"v1": 0.0, "v2": 0.0}, has_copies=False)])
+    with pytest.raises(InvalidValue, match="'triage' has versions that are pipelines"):
+        store.routes.change("triage", SharesAsked(shadow={"v2": 0.1}))
+    assert store.routes.change("triage", SharesAsked(weights={"v2": 9.0}, shadow={"v2": None})).weights["v2"] == 9.0
+
+
+def test_versions_that_no_file_names_are_added_beside_the_others_without_traffic(store: Store) -> None:
+    first = Declared("new", {"base": 100.0}, {"base": 0.0})
+    assert store.routes.add_versions([first]) == [first]
+    both = Declared("new", {"base": 100.0, "v2": 0.0}, {"base": 0.0, "v2": 0.0})
+    assert store.routes.add_versions([Declared("new", {"v2": 100.0}, {"v2": 1.0}), CHAT]) == [both, CHAT]
+    assert store.routes.add_versions([first]) == [both]
+    assert store.routes.change("new", SharesAsked(weights={"v2": 50.0})).weights == {"base": 100.0, "v2": 50.0}
+    assert weights(store) == {"v1": 90.0, "v2": 10.0}

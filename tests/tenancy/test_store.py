@@ -26,6 +26,8 @@ from penstock.tenancy.tenants import Limits, PriorityClass
 from penstock.tenancy.usage import Spent, Usage, UsageSum
 from tests.tenancy.children import child, run_at_once
 
+pytestmark = pytest.mark.slow
+
 
 def ring_of(store: Store) -> KeyRing:
     ring = KeyRing()

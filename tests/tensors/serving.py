@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 from penstock.core.settings import ServerSettings
-from penstock.http.asgi import AsgiApp
+from penstock.http.asgi import Application, AsgiApp
 from penstock.tensors.replica import TensorReplica
 from tests.oip.opened import Ports, opened
 from tests.waiting import GIVE_UP_S
@@ -48,22 +48,25 @@ def call(ports: Ports, method: str, path: str, body: object = None, **headers: s
 
 @contextlib.contextmanager
 def serving(
-    path: Path, settings: ServerSettings | None = None, paths: Callable[[], Mapping[str, Path]] | None = None
+    path: Path,
+    settings: ServerSettings | None = None,
+    paths: Callable[[], Mapping[str, Path]] | None = None,
+    mount: Callable[[TensorReplica], Application] = lambda replica: replica,
 ) -> Iterator[Served]:
-    """`path`: of a model; `paths`: of several, instead."""
+    """`path`: of a model; `paths`: of several, instead; `mount`: puts something in front of it, in its event loop."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def start() -> TensorReplica:
+    async def start() -> tuple[TensorReplica, Application]:
         replica = TensorReplica(path.stem, settings or ServerSettings(), 0, paths or (lambda: {path.stem: path}))
         await replica.repository.load_all()
         replica.open({"load": 0.1})
-        return replica
+        return replica, mount(replica)
 
     try:
-        replica = asyncio.run_coroutine_threadsafe(start(), loop).result(GIVE_UP_S)
-        with opened(loop, AsgiApp(replica), tensors=replica, repository=replica) as ports:
+        replica, app = asyncio.run_coroutine_threadsafe(start(), loop).result(GIVE_UP_S)
+        with opened(loop, AsgiApp(app), tensors=replica, repository=replica) as ports:
             yield Served(replica, ports)
             ports.run(replica.stop())
     finally:

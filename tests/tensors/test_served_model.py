@@ -54,15 +54,31 @@ def _asked(*values: float, **more: Any) -> Inference:
     return Inference({"x": np.array([[value] for value in values], np.float32)}, **more)
 
 
+async def _begun(version: ServedVersion, value: float) -> asyncio.Future[Any]:
+    """A request that the batcher has looked at by itself: without a delay an idle instance has begun it."""
+    asked = asyncio.ensure_future(version.infer(_asked(value)))
+    await asyncio.sleep(0)  # it is in the queue
+    await asyncio.sleep(0)  # and out of it again
+    return asked
+
+
 async def _seen(found: Any) -> float:
     return float((await found)["y"][0, 0])
+
+
+async def test_requests_that_arrive_in_one_turn_of_the_loop_go_together() -> None:
+    session = Doubler()
+    version = _version(ManualClock(), session)
+    assert await asyncio.gather(*(_seen(version.infer(_asked(value))) for value in (1, 2, 3))) == [2, 4, 6]
+    assert session.batches == [[1, 2, 3]]
 
 
 async def test_requests_that_wait_for_an_instance_go_together() -> None:
     session = Doubler()
     version = _version(ManualClock(), session)
     session.may_go.clear()
-    asked = [asyncio.ensure_future(version.infer(_asked(value))) for value in (1, 2, 3)]
+    asked = [await _begun(version, 1)]
+    asked += [asyncio.ensure_future(version.infer(_asked(value))) for value in (2, 3)]
     await asyncio.sleep(0)
     assert (version.num_open, version.num_waiting) == (3, 2)
     session.may_go.set()
@@ -76,8 +92,7 @@ async def test_requests_that_wait_for_an_instance_go_together() -> None:
 async def test_delay_is_waited_for_and_ends_early_where_the_batch_is_full() -> None:
     session, clock = Doubler(), ManualClock()
     version = _version(clock, session, max_queue_delay_s=0.25)
-    first = asyncio.ensure_future(version.infer(_asked(1)))
-    await asyncio.sleep(0)
+    first = await _begun(version, 1)
     assert clock.waits_s == [0.25]
     clock.advance(0.25)
     assert await _seen(first) == 2
@@ -90,8 +105,9 @@ async def test_request_that_waited_too_long_is_refused() -> None:
     session, clock = Doubler(), ManualClock()
     version = _version(clock, session)
     session.may_go.clear()
-    first = asyncio.ensure_future(version.infer(_asked(1)))
+    first = await _begun(version, 1)
     late = asyncio.ensure_future(version.infer(_asked(2, timeout_s=0.5)))
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     clock.advance(0.5)
     with pytest.raises(Overloaded) as refused:
@@ -107,7 +123,7 @@ async def test_full_queue_refuses_with_a_time_to_come_back() -> None:
     session = Doubler()
     version = _version(ManualClock(), session, policy=QueuePolicy(1))
     session.may_go.clear()
-    asked = [asyncio.ensure_future(version.infer(_asked(value))) for value in (1, 2)]
+    asked = [await _begun(version, 1), asyncio.ensure_future(version.infer(_asked(2)))]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as refused:
         await version.infer(_asked(3))
@@ -120,7 +136,7 @@ async def test_client_that_leaves_is_not_computed_for() -> None:
     session = Doubler()
     version = _version(ManualClock(), session)
     session.may_go.clear()
-    first = asyncio.ensure_future(version.infer(_asked(1)))
+    first = await _begun(version, 1)
     gone = asyncio.ensure_future(version.infer(_asked(2)))
     await asyncio.sleep(0)
     gone.cancel()
@@ -135,7 +151,8 @@ async def test_request_that_the_model_fails_on_fails_alone() -> None:
     session = Doubler()
     version = _version(ManualClock(), session)
     session.may_go.clear()
-    asked = [asyncio.ensure_future(version.infer(_asked(value))) for value in (1, 2, float("nan"), 3)]
+    asked = [await _begun(version, 1)]
+    asked += [asyncio.ensure_future(version.infer(_asked(value))) for value in (2, float("nan"), 3)]
     await asyncio.sleep(0)
     session.may_go.set()
     assert await _seen(asked[0]) == 2
@@ -149,7 +166,7 @@ async def test_stop_refuses_what_waits_and_what_comes() -> None:
     session = Doubler()
     version = _version(ManualClock(), session)
     session.may_go.clear()
-    first, second = (asyncio.ensure_future(version.infer(_asked(value))) for value in (1, 2))
+    first, second = await _begun(version, 1), asyncio.ensure_future(version.infer(_asked(2)))
     await asyncio.sleep(0)
     version.stop()
     session.may_go.set()

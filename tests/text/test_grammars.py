@@ -13,6 +13,8 @@ from penstock.text.tokenizer import Tokenizer
 from tests.text import small
 from tests.text.walking import EOS, Walker, allowed, sdk_schemas, suite_schemas, tokenizer, vocabulary
 
+pytestmark = pytest.mark.slow
+
 # A $ref in draft 7 makes its siblings void, and $id is none here. Nobody has written such a schema in earnest.
 KNOWN_LOOSE = "draft7/ref: $ref prevents a sibling $id from changing the base uri"
 NOT_JUDGED = (KNOWN_LOOSE, "multipleOf: by small number")  # the judge divides by 0.0001 in floating point
@@ -214,14 +216,12 @@ def test_answers_to_real_schemas_are_valid() -> None:
     assert counts["valid"] > 20
 
 
-@pytest.mark.slow
 def test_answers_to_hundreds_of_real_schemas_are_valid() -> None:
     counts = check_schemas(chain(sdk_schemas("openai.types", 12), sdk_schemas("anthropic.types", 12)), walks=1)
     assert counts["refused"] == 0
     assert counts["valid"] > 250
 
 
-@pytest.mark.slow
 @pytest.mark.drill
 def test_answers_to_thousands_of_real_schemas_are_valid() -> None:
     counts = check_schemas(chain(sdk_schemas("openai.types"), sdk_schemas("anthropic.types")), walks=3)
@@ -230,7 +230,6 @@ def test_answers_to_thousands_of_real_schemas_are_valid() -> None:
     assert counts["unfinished"] < counts["valid"] / 20
 
 
-@pytest.mark.slow
 def test_a_real_vocabulary_gives_the_same_guarantees(smollm2: Tokenizer) -> None:
     words = Words.of(smollm2, 49152, [EOS])
     found = Matcher(

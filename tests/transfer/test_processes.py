@@ -165,9 +165,15 @@ def lose_lender(servers: Servers, pool: ThreadPoolExecutor, phase: str, number: 
 
 def lose_puller(servers: Servers, pool: ThreadPoolExecutor, phase: str, number: signal.Signals) -> None:
     asked, hold, prompt, stack = held_up(servers, pool, phase)
+    if phase in ("first blocks", "blocks"):
+        # Blocks that cannot be sent are the lender's until the puller gives up, after seconds of silence. On a busy
+        # machine nobody may have looked by then: it is asked again.
+        while eventually(lambda asked=asked: servers.lender.left_over() or asked.done()) is True:
+            hold.released.set()
+            stack.close()
+            asked.result(120)
+            asked, hold, prompt, stack = held_up(servers, pool, phase)
     with stack:
-        if phase in ("first blocks", "blocks"):
-            eventually(servers.lender.left_over)  # blocks that cannot be sent
         engine = fault(servers.puller, number)
         if number is signal.SIGKILL:
             hold.released.set()

@@ -10,7 +10,7 @@ from penstock.core.devices import DeviceReading
 from penstock.core.slo import Slo
 from penstock.watch.alerts import Alert
 from penstock.watch.answers import KnownAnswers, SaidToken
-from penstock.watch.readings import FleetReading, PoolReading, ReplicaReading
+from penstock.watch.readings import FleetReading, PoolReading, ReplicaReading, RolloutReading
 from penstock.watch.watch import Watch
 
 MODEL = "m"
@@ -57,6 +57,7 @@ class Fleet:
         self.memory_kills = dict.fromkeys(self.names, 0)
         self.devices: list[DeviceReading] = []
         self.pools: list[PoolReading] = []
+        self.rollouts: list[RolloutReading] = []
         self.changed: list[Alert] = []
         self.owed = self.failures_owed = 0.0
 
@@ -82,7 +83,7 @@ class Fleet:
                 )
                 for name in self.names
             ]
-            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices, self.managed, self.pools)
+            fleet = FleetReading(readings, {MODEL: self.waiting}, self.devices, self.managed, self.pools, self.rollouts)
             self.changed += self.watch.tick(fleet, self.now, self.wall_s)
             self.devices = [device for device in self.devices if not device.xids]
         return self.changed[before:]

@@ -14,6 +14,7 @@ import yaml
 from penstock.observe.catalog import CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
+from penstock.observe.rollout_catalog import ROLLOUT_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 from penstock.watch.grafana import dashboard, panel_queries
 from penstock.watch.kinds import KINDS
@@ -124,7 +125,7 @@ def test_every_alert_has_a_rule() -> None:
 def test_panels_and_rules_ask_for_metrics_that_exist() -> None:
     import re
 
-    known = {metric.name for metric in (*CATALOG, *GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG)}
+    known = {metric.name for metric in (*CATALOG, *GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG, *ROLLOUT_CATALOG)}
     groups: Any = rules_document()["groups"]
     recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
     texts = [rule["expr"] for group in groups for rule in group["rules"]]

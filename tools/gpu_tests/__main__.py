@@ -1,9 +1,9 @@
-"""Every test that needs a GPU: `make test-gpu PART=1/2`, on a machine with a card and no network.
+"""Every test that needs a GPU: `make test-gpu PART=1/3`, on a machine with a card and no network.
 
 A file is a pytest process of its own. Those of kernels share the card; those of engines have it to themselves, since
-engines measure how much of it is free. Before that the kernels are compiled in parallel, into Triton's cache on disk. A
-part takes at most 8 minutes on an H200 with 16 cores. `PYTHON` names the interpreter that has torch and Triton; nothing
-is installed.
+engines measure how much of it is free. Before that the kernels are compiled in parallel, into Triton's cache on disk.
+A third takes at most 8 minutes on an H200 with 16 cores. `PYTHON` names the interpreter that has torch and Triton;
+nothing is installed.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ PLUGIN = ["-p", "tools.gpu_tests.plugin", "-p", "no:cacheprovider"]
 FILE_LIMIT_S = 700
 NUM_SHARING = 4  # files of kernels at a time: their tests leave the card idle for most of the time
 COMPILE_LIMIT_S = 150
-# Seconds on an H200, so that parts take about as long; of files that share the card, a quarter. Compiling adds 75 s to
-# each of two parts on a machine that has never run them. `tests/test_gpu_tests.py` finds a file that is missing here.
+# Seconds on an H200, so that parts take about as long; of files that share the card, a quarter. Compiling adds 100 s to
+# each of three parts on a machine that has never run them. `tests/test_gpu_tests.py` finds a file that is missing here.
 FILES = {
-    "tests/model/ops/triton/test_triton_attention.py": 6,
-    "tests/model/ops/triton/test_triton_lora.py": 5,
-    "tests/model/ops/triton/test_triton_kv_copy.py": 2,
-    "tests/model/ops/triton/test_triton_moe.py": 16,
-    "tests/model/ops/triton/test_triton_q6k.py": 5,
-    "tests/model/ops/triton/test_triton_fp8_kv.py": 3,
-    "tests/model/ops/triton/test_triton_w4a16.py": 5,
-    "tests/model/ops/triton/test_triton_linear.py": 7,
+    "tests/model/ops/triton/test_triton_attention.py": 8,
+    "tests/model/ops/triton/test_triton_lora.py": 6,
+    "tests/model/ops/triton/test_triton_kv_copy.py": 1,
+    "tests/model/ops/triton/test_triton_moe.py": 25,
+    "tests/model/ops/triton/test_triton_q6k.py": 2,
+    "tests/model/ops/triton/test_triton_fp8_kv.py": 4,
+    "tests/model/ops/triton/test_triton_w4a16.py": 8,
+    "tests/model/ops/triton/test_triton_linear.py": 12,
     "tests/model/ops/triton/test_triton_drafts.py": 3,
-    "tests/model/ops/triton/test_triton_sequence.py": 4,
-    "tests/model/ops/triton/test_triton_shared_prefix.py": 3,
-    "tests/model/ops/triton/test_triton_delta.py": 3,
-    "tests/model/ops/triton/test_triton_latent.py": 3,
-    "tests/model/ops/test_reference.py": 5,
-    "tests/model/test_triton_families.py": 4,
-    "tests/cli/test_cuda_several.py": 60,
+    "tests/model/ops/triton/test_triton_sequence.py": 10,
+    "tests/model/ops/triton/test_triton_shared_prefix.py": 10,
+    "tests/model/ops/triton/test_triton_delta.py": 2,
+    "tests/model/ops/triton/test_triton_latent.py": 2,
+    "tests/model/ops/test_reference.py": 4,
+    "tests/model/test_triton_families.py": 15,
+    "tests/cli/test_cuda_several.py": 48,
     "tests/equality/test_encoders.py": 8,
-    "tests/equality/test_gpu_formats.py": 11,
+    "tests/equality/test_gpu_formats.py": 17,
     "tests/equality/test_gpu_model.py": 104,
     "tests/runner/test_assemble.py": 9,
-    "tests/runner/test_cuda_adapters.py": 26,
-    "tests/runner/test_cuda_drafted_adapters.py": 13,
-    "tests/runner/test_cuda_drafts.py": 25,
-    "tests/runner/test_cuda_families.py": 92,
-    "tests/runner/test_cuda_images.py": 20,
-    "tests/runner/test_cuda_memory.py": 29,
-    "tests/runner/test_cuda_moving.py": 6,
-    "tests/runner/test_cuda_park.py": 31,
-    "tests/runner/test_cuda_rank_transfer.py": 47,
-    "tests/runner/test_cuda_ranks.py": 104,
-    "tests/runner/test_cuda_runner.py": 30,
-    "tests/runner/test_cuda_sharing.py": 45,
-    "tests/runner/test_cuda_soak.py": 43,
-    "tests/runner/test_cuda_transfer.py": 26,
-    "tests/transfer/test_networks.py": 5,
-    "tests/runner/test_gpu_embedder.py": 5,
-    "tests/runner/test_masks.py": 4,
-    "tests/runner/test_step_message.py": 6,
-    "tests/runner/test_embedder.py": 15,
-    "tests/model/test_encoder.py": 2,
-    "tests/model/test_upload.py": 2,
+    "tests/runner/test_cuda_adapters.py": 28,
+    "tests/runner/test_cuda_drafted_adapters.py": 19,
+    "tests/runner/test_cuda_drafts.py": 30,
+    "tests/runner/test_cuda_families.py": 110,
+    "tests/runner/test_cuda_images.py": 15,
+    "tests/runner/test_cuda_memory.py": 17,
+    "tests/runner/test_cuda_moving.py": 4,
+    "tests/runner/test_cuda_park.py": 16,
+    "tests/runner/test_cuda_rank_transfer.py": 31,
+    "tests/runner/test_cuda_ranks.py": 182,
+    "tests/runner/test_cuda_runner.py": 31,
+    "tests/runner/test_cuda_sharing.py": 14,
+    "tests/runner/test_cuda_soak.py": 55,
+    "tests/runner/test_cuda_transfer.py": 22,
+    "tests/transfer/test_networks.py": 8,
+    "tests/runner/test_gpu_embedder.py": 8,
+    "tests/runner/test_masks.py": 2,
+    "tests/runner/test_step_message.py": 13,
+    "tests/runner/test_embedder.py": 12,
+    "tests/model/test_encoder.py": 3,
+    "tests/model/test_upload.py": 1,
 }
 
 
@@ -83,7 +83,7 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make test-gpu", description=__doc__)
-    parser.add_argument("--part", default="1/1", help="1/2 is the first of two parts")
+    parser.add_argument("--part", default="1/1", help="1/3 is the first of three parts")
     parser.add_argument("files", nargs="*", help="only these")
     arguments = parser.parse_args()
     index, count = map(int, arguments.part.split("/"))

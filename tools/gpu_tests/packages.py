@@ -19,7 +19,7 @@ from tools.gpu_tests.__main__ import ROOT
 
 # What these need is fetched too.
 PACKAGES = (
-    *("msgspec", "gguf", "llguidance", "httptools", "uvloop", "rich", "pillow", "pyyaml", "jinja2", "psutil", "openai"),
+    *("msgspec", "gguf", "llguidance", "httptools", "uvloop", "rich", "pillow", "pyyaml", "jinja2", "psutil"),
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
 )
 # What they need and such a machine has, with what depends on its torch.
@@ -38,6 +38,8 @@ def main() -> int:
     for name in THERE:
         for found in DIRECTORY.glob(f"{name}*"):
             shutil.rmtree(found, ignore_errors=True)
+    if shutil.which("strip"):  # symbols of extensions are half of what would have to travel
+        subprocess.call(["strip", "--strip-unneeded", *map(str, DIRECTORY.rglob("*.so"))])
     size_bytes = sum(file.stat().st_size for file in DIRECTORY.rglob("*") if file.is_file())
     print(f"{DIRECTORY.name}: {size_bytes / 1e6:.0f} MB, for Python {arguments.python}")
     return 0

@@ -24,12 +24,12 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
-from tools.gpu_tests.mps import start_mps
 from tools.kv_transfer_gpu.engines import Answer, EngineProcess
 
 from penstock.bench.shapes import shape
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
+from penstock.link.mps import start_mps
 
 _WARM_PROMPT = 512
 

@@ -6,6 +6,7 @@ import { Fleet } from "./pages/fleet";
 import { Overview } from "./pages/overview";
 import { Playground } from "./pages/playground";
 import { ReplicasPage } from "./pages/replicas";
+import { RolloutsPage } from "./pages/rollouts";
 import { Requests } from "./pages/requests";
 import { Runbook } from "./pages/runbook";
 import { Routing } from "./pages/routing";
@@ -16,11 +17,11 @@ import { store, useStore } from "./store";
 import { apply, nextTheme } from "./theme";
 
 const PAGES: [name: string, title: string][] = [
-  ["overview", "Overview"], ["replicas", "Replicas"], ["fleet", "Fleet"], ["requests", "Requests"], ["routing", "Routing"],
+  ["overview", "Overview"], ["replicas", "Replicas"], ["fleet", "Fleet"], ["rollouts", "Rollouts"], ["requests", "Requests"], ["routing", "Routing"],
   ["tenants", "Tenants"], ["alerts", "Alerts"], ["playground", "Playground"],
 ];
 const KEYS: [string, string][] = [
-  ["1 – 8", "go to a page"], ["/", "filter requests, or write a prompt"], ["↑ ↓  j k", "move in a table"],
+  ["1 – 9", "go to a page"], ["/", "filter requests, or write a prompt"], ["↑ ↓  j k", "move in a table"],
   ["Enter", "open what is selected"], ["t", "light or dark"], ["Esc", "close"], ["?", "these keys"],
 ];
 
@@ -99,6 +100,7 @@ function Page({ page, id }: { page: string; id: string }) {
   switch (page) {
     case "replicas": return <ReplicasPage />;
     case "fleet": return <Fleet />;
+    case "rollouts": return <RolloutsPage id={id} />;
     case "requests": return <Requests id={id} />;
     case "routing": return <Routing />;
     case "tenants": return <Tenants />;

@@ -34,7 +34,25 @@ export interface Replica {
   role: "both" | "prefill" | "decode";
   parallelism: string; // TP2 PP2; empty: it has one rank, or does not say
   ranks: Rank[];
+  tensors: TensorVersion[];
 }
+
+/** A version of a model that takes tensors, with its batcher: TensorNews in penstock/api/replica_report.py. */
+export type TensorVersion = [
+  model: string,
+  version: number,
+  instances: number,
+  device: string,
+  max_batch_size: number,
+  waiting: number,
+  running: number,
+  rows: number,
+  batches: number,
+  refused: number,
+  max_waiting: number,
+  max_delay_s: number,
+  queue_s: number | null,
+];
 
 export interface Rank {
   rank: number;
@@ -315,4 +333,58 @@ export interface PoolCost {
   cost: number;
   cost_per_1000_tokens: number | null;
   busy: number | null;
+}
+
+// Rollouts: penstock/rollout/desk.py and rollout/policy/state.py.
+
+export interface RolloutGate {
+  gate: string;
+  verdict: "better" | "equal" | "worse" | "undecided";
+  margin: number;
+  tenant: string;
+  estimate: number | null; // of a ratio new over old, else of a difference
+  low: number | null;
+  high: number | null;
+  old_count: number;
+  new_count: number;
+  is_ratio: boolean;
+  method: string;
+}
+
+export interface RolloutStep {
+  title: string;
+  shadow: number | null;
+  share: number | null;
+  min_s: number;
+  max_s: number;
+}
+
+export interface Rollout {
+  id: string;
+  model: string;
+  from: string;
+  to: string;
+  phase: string;
+  is_over: boolean;
+  by: string;
+  started_at: number;
+  ended_at: number | null;
+  ordered: string | null;
+  reason: string;
+  step?: number; // these are missing if another version of penstock wrote it
+  steps?: RolloutStep[];
+  since?: number;
+  hold_until?: number | null;
+  hands_off?: boolean;
+  gates?: RolloutGate[];
+}
+
+export interface RolloutEntry {
+  at: number;
+  what: string;
+  reason: string;
+  phase: string;
+  step: number;
+  by: string;
+  gates: RolloutGate[];
 }

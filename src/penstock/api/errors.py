@@ -50,6 +50,7 @@ STATUS_TABLE: dict[type[PenstockError], HttpError] = {
     errors.ResponseNotFound: HttpError(404, "not_found_error"),
     errors.FileNotFound: HttpError(404, "not_found_error"),
     errors.BatchNotFound: HttpError(404, "not_found_error"),
+    errors.RolloutNotFound: HttpError(404, "not_found_error"),
     errors.MethodNotAllowed: HttpError(405, "invalid_request_error"),
     errors.Overloaded: HttpError(429, "rate_limit_error", anthropic_status=529),
     errors.RateLimited: HttpError(429, "rate_limit_error"),

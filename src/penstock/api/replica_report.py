@@ -38,6 +38,10 @@ class TensorNews(msgspec.Struct, frozen=True, array_like=True):
     running: int = 0
     rows: int = 0  # number computed since its start
     batches: int = 0
+    refused: int = 0  # requests that found the queue full, or waited in it for too long
+    max_waiting: int = 0  # requests, at the default level of priority
+    max_delay_s: float = 0.0  # that a request waits for others at most, while an instance is idle
+    queue_s: float | None = None  # mean time that requests have waited; None: there was none
 
 
 class ReplicaReport(msgspec.Struct, frozen=True):

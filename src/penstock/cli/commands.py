@@ -54,6 +54,7 @@ GROUPS = {
         Command("fleet", "fleet", "the controller: the right number of replicas, in the right state; and why"),
         Command("top", "top", "the fleet in a terminal: replicas, load, KV cache, queues, alerts, tenants"),
         Command("replicas", "replica_commands", "add, drain, park, wake and remove replicas while gateways run"),
+        Command("rollout", "rollout", "a new version takes over step by step, and goes back by itself if it is worse"),
         Command("routes", "routes", "how a model's traffic is shared between its versions"),
         Command("alerts", "alerts", "rules for Prometheus and a dashboard for Grafana; what each alert means"),
     ),

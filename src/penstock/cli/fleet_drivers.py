@@ -23,10 +23,10 @@ from penstock.fleet.drivers.ray import RayDriver
 from penstock.fleet.drivers.ray_bundles import gpu_shares, told_nodes
 from penstock.fleet.drivers.ray_process import RayProcess
 from penstock.fleet.kubernetes_lease import KubernetesLeaseKeeper
-from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.settings import FleetSettings
 from penstock.http.kubernetes_api import KubernetesApi, check_client
 from penstock.tenancy.fleet import FleetBook
+from penstock.tenancy.lease import LeaseKeeper
 
 
 def check_driver(settings: FleetSettings) -> None:

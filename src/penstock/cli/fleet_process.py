@@ -25,7 +25,7 @@ from penstock.cli.config_file import read_config_file
 from penstock.cli.fleet_drivers import check_driver, open_driver, open_lease
 from penstock.cli.replicas import template_modules
 from penstock.cli.store_flags import store_url
-from penstock.core.config import build
+from penstock.core.config import build, within
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
 from penstock.engine_process.spawn import TemplateProcess
@@ -36,12 +36,14 @@ from penstock.fleet.gateway_keeper import GatewayKeeper
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.fleet.settings import FleetSettings, replica_settings
 from penstock.gateway.replicas.fetch import fetch
-from penstock.gateway.settings.gateway import GatewaySettings
+from penstock.gateway.settings.gateway import GatewaySettings, pools_of, routes_of
 from penstock.http.call import Failure
 from penstock.http.message import render
 from penstock.http.upstream import Upstream
 from penstock.hub.home import penstock_home
+from penstock.router.routes import BASE, version_of
 from penstock.tenancy.fleet import PoolStatus
+from penstock.tenancy.routes import WHOLE
 from penstock.tenancy.store import open_store
 
 log = logging.getLogger("penstock")
@@ -91,6 +93,10 @@ def fleet_settings(config: Path, chosen: Mapping[str, str | None] | None = None)
         for name, pool in settings.pool_settings().items():
             replica_settings(name, pool, settings.slo_of(name, pool))
         check_driver(settings)
+        if settings.gateway is not None:
+            models = gateway_settings(settings, "").pools()
+            with within("gateway."):
+                pools_of(models), routes_of(models)
         yield settings
 
 
@@ -157,19 +163,25 @@ def gateway_settings(settings: FleetSettings, url: str) -> GatewaySettings:
     """Settings of the gateway in front of the fleet's pools; the file may say more."""
     values: dict[str, Any] = dict(settings.gateway or {})
     models = dict(values.get("models") or {})
-    for name, pool in settings.pool_settings().items():
-        if pool.serves not in (None, name):  # its replicas are of a model that another pool brings
-            continue
+    # Replicas of other pools are of a model that another pool brings.
+    pools = {name: pool for name, pool in settings.pool_settings().items() if pool.serves in (None, name)}
+    versioned = {model for model, version in map(version_of, pools) if version != BASE}
+    for name, pool in pools.items():
         own: dict[str, Any] = {"secret_env": SECRET_VARIABLE, "slo": pool.slo, **settings.replica_tls.of_a_gateway}
         if pool.price_per_hour:
             own["price"] = {"replica_hour": pool.price_per_hour}
-        model, _, version = name.partition("@")
+        model, version = version_of(name)
         given = dict(models.get(model) or {})
-        if version:
+        if model in versioned:
             versions = dict(given.get("versions") or {})
             models[model] = given | {"versions": versions | {version: own | (versions.get(version) or {})}}
         else:
             models[model] = own | given
+    for model in versioned:
+        versions = models[model]["versions"]
+        if not any("weight" in one for one in versions.values()):
+            first = next(version for other, version in map(version_of, pools) if other == model)
+            versions[first] = {**versions[first], "weight": WHOLE}
     values = {"slo": asdict(settings.slo), **values, "models": models, "store": url}
     found = build(GatewaySettings, values, where="gateway.")
     return replace(found, pipelines=[str(Path(path).absolute()) for path in found.pipelines])  # its file lies elsewhere

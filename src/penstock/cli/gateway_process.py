@@ -10,9 +10,12 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from penstock.admission.admission import Admission
 from penstock.api.page_guard import PageGuard
@@ -30,6 +33,8 @@ from penstock.console.feed import Feed
 from penstock.console.gateway_source import GatewaySource
 from penstock.core.errors import ConfigError
 from penstock.core.private_files import make_private
+from penstock.core.rollout import RolloutOrder
+from penstock.core.slo import Slo
 from penstock.gateway.app import Gateway
 from penstock.gateway.batches.object_store import object_store
 from penstock.gateway.batches.service import BatchService
@@ -50,6 +55,8 @@ from penstock.gateway.records.decision_log import DecisionLog, path_of_its_own
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.responses.service import ResponseService
+from penstock.gateway.rollouts.board import RolloutBoard
+from penstock.gateway.rollouts.writer import RolloutWriter
 from penstock.gateway.settings.gateway import (
     LOOPBACK,
     GatewaySettings,
@@ -62,6 +69,7 @@ from penstock.gateway.settings.gateway import (
 from penstock.gateway.settings.monitor import slack_of, slos_of
 from penstock.gateway.settings.reload import Configuration
 from penstock.gateway.settings.route_board import RouteBoard
+from penstock.gateway.settings.version_declarer import VersionDeclarer
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.websockets import websockets
 from penstock.http.clock import LOOP_CLOCK
@@ -74,6 +82,8 @@ from penstock.observe.registry import Registry
 from penstock.oip.calls import Calls
 from penstock.oip.over_http import OverHttp
 from penstock.oip.tensor_relay import TensorRelay
+from penstock.rollout.elected import ElectedRunner
+from penstock.router.routes import version_key
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.budgets import Budgets
 from penstock.tenancy.fleet import PoolStatus
@@ -83,6 +93,7 @@ from penstock.tenancy.keys import KeyRing
 from penstock.tenancy.ledger import Ledger
 from penstock.tenancy.limits.limiter import Limiter
 from penstock.tenancy.limits.shared import SharedLimiter
+from penstock.tenancy.routes import Declared
 from penstock.tenancy.store import open_store
 from penstock.websocket.endpoint import PATHS
 
@@ -125,6 +136,7 @@ async def serve(
         raise ConfigError("an Endpoint Picker has no pipelines: it answers no request itself", param="pipelines")
     pipelines = load_pipelines(settings.pipelines)
     routes, added = RouteBoard(with_pipelines(routes_of(models), pipelines)), StoreSource()
+    orders = RolloutBoard()
     loop = asyncio.get_running_loop()
     keys, admins, budgets = KeyRing(), AdminRing(), Budgets()
     prices = {name: pool.price for name, pool in pools_of(models).items()}
@@ -132,13 +144,17 @@ async def serve(
     journal = Journal(penstock_home() / "usage" / _digest(url))
     with Ledger(open_store(url).usage, budgets, journal) as ledger:
         store = open_store(url)
-        store.routes.declare(routes.declared())
+        slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
+        with_slo = partial(_with_slo, slos=slos, default=settings.slo)
+        store.routes.declare(map(with_slo, routes.declared()))
+        rollouts = ElectedRunner(open_store(url))
         follower = Follower(
             store,
             lambda states: loop.call_soon_threadsafe(keys.apply, states),
             lambda found: loop.call_soon_threadsafe(admins.apply, found),
             lambda found: loop.call_soon_threadsafe(routes.apply, found),
             lambda found: loop.call_soon_threadsafe(added.apply, found),
+            partial(_apply_orders, loop, orders, rollouts),
         )
         with (
             follower,
@@ -154,7 +170,6 @@ async def serve(
                 services = TenantServices(keys, limiter, budgets, ledger, prices, store.adapters, pages)
                 recorder = GatewayRecorder(lines, decisions, traces)
                 recorder.usage_lost = ledger.lost
-                slos, slack = slos_of(settings.slo, models), slack_of(settings.watch.alerts)
                 admission = Admission(router_of(settings, models), admission_of(settings), slos)
                 headers, resume_wait_s = settings.route_headers, settings.resume_wait_s
                 # The store of responses has a connection of its own: nobody's key waits for a large answer's write.
@@ -170,6 +185,9 @@ async def serve(
                     routes.table, services, admission, recorder, explains=headers, resume_wait_s=resume_wait_s
                 )
                 routes.changed = gateway.use
+                declarer = VersionDeclarer(open_store(url).routes, routes.adopt)
+                routes.found = lambda found: declarer.add([with_slo(one) for one in found])
+                routes.reread = lambda declared: declarer.declare([with_slo(one) for one in declared])
                 factory = ReplicaFactory(settings.health, salts=salts_of(settings, penstock_home()))
                 membership = Membership(gateway.replicas, factory, store.adapters.all())
                 configuration = Configuration(
@@ -204,6 +222,13 @@ async def serve(
                 demand = DemandReporter(open_store(url).fleet, DemandMeter(gateway), gateway.clock, apply_statuses)
                 gateway.queue.first_held = demand.report_now
                 demand.start()
+                rollouts.start(
+                    partial(_replicas_ready, routes, gateway),
+                    lambda found: loop.call_soon_threadsafe(tower.rollouts.apply, found),
+                )
+                measured = RolloutWriter(open_store(url).rollouts, demand.gateway, gateway.clock)
+                measured.start()
+                orders.follow(gateway, measured)
                 try:
                     reload = partial(_reload_everywhere, configuration, worker)
                     async with administered(settings, url, gateway, admins, keys, feed, tower, tls, reload, worker) as (
@@ -266,11 +291,14 @@ async def serve(
                                 await worker.hand_over(told)
                             await stop()
                 finally:
+                    rollouts.close()
+                    declarer.close()
                     demand.close()
                     names.close()
                     await pods.close()
                     tower.close()
                     gateway.close()
+                    measured.close()
 
 
 def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseService:
@@ -345,6 +373,32 @@ def _reload_on_hangup(configuration: Configuration, certificates: Certificates) 
 
 async def _num_ready(gateway: Gateway) -> int:
     return sum(pool.num_ready for pool in gateway.pools.values())
+
+
+def _replicas_ready(routes: RouteBoard, gateway: Gateway, model: str, version: str) -> int:
+    """Replicas that can answer a version now, on any thread. A pipeline is ready where it is."""
+    route = routes.table.routes.get(model)
+    for one in route.versions if route is not None else ():
+        if one.name == version:
+            pools = {share.pool for share in one.shares}
+            return 1 if one.pipeline else sum(gateway.pools[pool].num_ready for pool in pools if pool in gateway.pools)
+    return 0
+
+
+def _apply_orders(
+    loop: asyncio.AbstractEventLoop, board: RolloutBoard, runner: ElectedRunner, found: Iterable[RolloutOrder]
+) -> None:
+    """Rollouts that are on: what this gateway measures, and what it may have to run."""
+    orders = tuple(found)
+    runner.apply(orders)
+    loop.call_soon_threadsafe(board.apply, orders)
+
+
+def _with_slo(route: Declared, slos: Mapping[str, Slo], default: Slo) -> Declared:
+    """Its objectives are those of its versions' pools, which are the model's unless a version has its own."""
+    pools = (version_key(route.name, version) for version in route.weights)
+    slo = next((slos[pool] for pool in pools if pool in slos), default)
+    return msgspec.structs.replace(route, slo=asdict(slo))
 
 
 def _look(gateway: Gateway) -> list[Registry]:

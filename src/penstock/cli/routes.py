@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from penstock.cli.store_flags import add_store_flags, print_json, show_time, store_from
 from penstock.tenancy.documents import route_document
@@ -46,7 +47,15 @@ def run(arguments: argparse.Namespace) -> None:
     with store_from(arguments) as store:
         if arguments.verb == "list":
             _list(store.routes.all(), arguments.json)
-        elif arguments.verb == "show":
+            return
+        rollout = store.rollouts.on_for(arguments.model)
+        if rollout is not None:  # also where JSON is asked for: programs do not read this
+            print(
+                f"rollout {rollout.id} of {rollout.model} to {rollout.new} is on ({rollout.phase})"
+                + ("" if arguments.verb == "show" else ": it pauses, and leaves these shares until it is resumed"),
+                file=sys.stderr,
+            )
+        if arguments.verb == "show":
             _show(store.routes.show(arguments.model), store.routes.history(arguments.model), arguments.json)
         else:
             _tell(_changed(store, arguments), arguments.json)

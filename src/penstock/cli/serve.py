@@ -84,7 +84,7 @@ def serve(
     if is_tensor_model(settings.model) or is_repository(settings.model):
         from penstock.cli.serve_tensors import serve_tensors
 
-        serve_tensors(settings, on_ready=on_ready, address_file=address_file)
+        serve_tensors(settings, has_console=has_console, on_ready=on_ready, address_file=address_file)
         return
     phases = Phases("python", began_s=process_began_s())
     phases("check")

@@ -40,6 +40,7 @@ from penstock.fleet.residency.shared_device import SharedDevice
 from penstock.fleet.settings import FleetSettings
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.hub.resolve import default_name
+from penstock.link.mps import start_mps
 from penstock.server.ready import client_url, loading_message
 from penstock.tenancy.fleet import FleetReplica, PoolStatus
 from penstock.tensors.repository import is_repository, is_tensor_model, open_directory
@@ -101,8 +102,7 @@ def serve_models(
             files = check_generating(each[name])
             needs.append(needs_of(name, entry, each[name], files, device))
             lines.append(loading_message(name, each[name], files.path))
-    lines += check_plan(device, needs, models)
-    print(*lines, sep="\n", flush=True)
+    print(*lines, *check_plan(device, needs, models), sep="\n", flush=True)
     share_secret(settings.server.gateway_secret)
     rules = Rules(
         device.for_models_bytes,
@@ -117,6 +117,7 @@ def serve_models(
     with (
         name_of_its_own() as fleet_name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
+        _side_by_side(device, models),
         TemplateProcess.start(template_modules(), Path(directory)),
     ):
         fleet = _fleet(fleet_name, settings, models, each, takes_tensors)
@@ -126,6 +127,18 @@ def serve_models(
         uvloop.run(
             run_fleet(settings, fleet, Path(directory), num_processes, _Lines, shared, pipelines, admin_port=admin_port)
         )
+
+
+@contextmanager
+def _side_by_side(device: Device, models: ModelsSettings) -> Iterator[None]:
+    """Engines that are started within it share a GPU by MPS, if there is one."""
+    if not (device.is_gpu and models.mps and len(models.models) > 1):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as directory:
+        if start_mps(Path(directory)):
+            print("kernels of the models run side by side, by MPS", flush=True)
+        yield
 
 
 @contextmanager

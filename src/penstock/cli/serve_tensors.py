@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 
+from penstock.api.page_guard import is_loopback
 from penstock.cli import sd_notify
 from penstock.cli.before_serving import tls_of
 from penstock.cli.serve import HttpServer, OnReady, listen, with_secrets, write_address
+from penstock.console.at_replica import ConsoleAtReplica, with_console
+from penstock.console.feed import Feed
 from penstock.core.errors import ConfigError
 from penstock.core.measurements import ServingLimits
 from penstock.core.settings import EngineSettings, Settings
@@ -41,7 +44,13 @@ UNDERSTOOD = ("device", "threads", "parkable", "kv_port")
 _SWITCH_S = 5e-4  # that a thread which has computed a batch waits at most for the interpreter
 
 
-def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, address_file: Path | None = None) -> None:
+def serve_tensors(
+    settings: Settings,
+    *,
+    has_console: bool = False,
+    on_ready: OnReady | None = None,
+    address_file: Path | None = None,
+) -> None:
     """Until a signal ends it; arguments as those of `serve`."""
     phases = Phases("python", began_s=process_began_s())
     phases("check")
@@ -54,7 +63,7 @@ def serve_tensors(settings: Settings, *, on_ready: OnReady | None = None, addres
             write_address(address_file, client_url(listener, is_tls=settings.server.tls_cert is not None))
         phases("http")
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, source, listener, phases, on_ready))
+            uvloop.run(_serve(settings, source, listener, phases, has_console, on_ready))
 
 
 class _Source(NamedTuple):
@@ -83,7 +92,12 @@ def refuse_others(engine: EngineSettings) -> None:
 
 
 async def _serve(
-    settings: Settings, source: _Source, listener: socket.socket, phases: Phases, on_ready: OnReady | None
+    settings: Settings,
+    source: _Source,
+    listener: socket.socket,
+    phases: Phases,
+    has_console: bool,
+    on_ready: OnReady | None,
 ) -> None:
     from penstock.tensors.onnx_model import Place  # ONNX Runtime comes with it
     from penstock.tensors.replica import TensorReplica
@@ -91,8 +105,13 @@ async def _serve(
     place = Place(settings.engine.device, settings.engine.threads)
     replica = TensorReplica(source.name, settings.server, int(time.time()), source.paths, place)
     tls = tls_of(settings.server)
+    app: TensorReplica | ConsoleAtReplica = replica
+    feed: Feed | None = None
+    if has_console:
+        is_local = is_loopback(settings.server.host)
+        app, feed = with_console(replica, replica.recorder, source.name, settings.slo, is_loopback=is_local)
     server = HttpServer(
-        replica, replica.drain, replica, None, settings.server, tls=tls, tensors=replica, repository=replica
+        app, replica.drain, replica, feed, settings.server, tls=tls, tensors=replica, repository=replica
     )
     grpc_line = await server.listen_grpc()
     if on_ready is None:
@@ -115,7 +134,7 @@ async def _serve(
             url = client_url(listener, is_tls=tls is not None)
             took = f"ready in {sum(phases.seconds.values()):.2f} s: {startup_phases(phases.seconds)}"
             if on_ready is None:
-                print(_ready_message(replica, url, took), flush=True)
+                print(_ready_message(replica, url, took, has_console=has_console), flush=True)
             else:
                 log.info(took)
                 on_ready(_info(replica))
@@ -148,7 +167,7 @@ def _info(replica: TensorReplica) -> EngineInfo:
     )
 
 
-def _ready_message(replica: TensorReplica, url: str, took: str) -> str:
+def _ready_message(replica: TensorReplica, url: str, took: str, *, has_console: bool) -> str:
     loaded = replica.repository.loaded
     blocks = [f"{name}\n{_shown(model)}" for name, model in loaded.items()]
     blocks += [
@@ -157,12 +176,13 @@ def _ready_message(replica: TensorReplica, url: str, took: str) -> str:
         if one["state"] == "UNAVAILABLE"
     ]
     tries = "\n".join(f"  {_try_it(model, url)}" for model in list(loaded.values())[:3])
+    in_browser = f"  in a browser: {url}\n" if has_console else ""
     return f"""
 penstock serves {", ".join(loaded)} at {url}   ({took})
 
 {_BETWEEN.join(blocks)}
 
-{tries}
+{in_browser}{tries}
 """
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import sim_fleet
+from penstock.cli import sim_fleet, sim_rollout
 from penstock.cli.replica_counts import replica_counts
 from penstock.core.errors import ConfigError
 from penstock.core.files import check_outputs, write_file, write_json
@@ -34,6 +34,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_trace(compare, strategy=_COMPARED, replicas="4,16,64")
     fleet = kinds.add_parser("fleet", help="autoscaling policies over days of demand")
     sim_fleet.add_flags(fleet, _PROFILE)
+    rollout = kinds.add_parser("rollout", help="rollouts with a regression planted, or none")
+    sim_rollout.add_flags(rollout)
     calibrate = kinds.add_parser("calibrate", help="a profile from the step log of an engine")
     calibrate.add_argument("log", type=Path, metavar="STEPLOG", help="what `penstock engine --step-log FILE` wrote")
     calibrate.add_argument("--like", default=None, metavar="PROFILE", help="the rest of the profile is this one's")
@@ -125,6 +127,8 @@ def run(arguments: argparse.Namespace) -> None:
         _predict(arguments)
     elif arguments.sim == "fleet":
         sim_fleet.run(arguments)
+    elif arguments.sim == "rollout":
+        sim_rollout.run(arguments)
     else:
         _compare(arguments)
 

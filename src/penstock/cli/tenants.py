@@ -78,6 +78,13 @@ def _add_fields(command: argparse.ArgumentParser) -> None:
         **given,
     )
     command.add_argument(
+        "--stays",
+        action=argparse.BooleanOptionalAction,
+        help="whether in a rollout of a model the old version answers it to the end, and nothing of its is copied "
+        "(default: no)",
+        **given,
+    )
+    command.add_argument(
         "--active", dest="is_active", action=argparse.BooleanOptionalAction, help="whether its keys work", **given
     )
 
@@ -98,7 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
                 _list(store.tenants(), arguments.json)
 
 
-_OWN = ("name", "models", "adapters", "priority", "weight", "cache", "watermark", "route_headers", "is_active")
+_OWN = ("name", "models", "adapters", "priority", "weight", "cache", "watermark", "route_headers", "stays", "is_active")
 
 
 def _fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -134,6 +141,7 @@ def _show(tenant: Tenant, as_json: bool) -> None:
         "cache": tenant.cache,
         "watermark": tenant.watermark or "-",
         "route headers": "yes" if tenant.route_headers else "no",
+        "stays in rollouts": "yes" if tenant.stays else "no",
         "models": _joined(tenant.models),
         "adapters": _joined(tenant.adapters),
     }

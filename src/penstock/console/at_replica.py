@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from penstock import __version__
 from penstock.api.asgi import Receive, Request, Route, Router, Scope, Send
+from penstock.api.replica_report import ReplicaReport
 from penstock.api.sink import Sink, SseStream, json_response, respond
 from penstock.console.feed import PERIOD_S, Feed
 from penstock.console.pages import load_pages, owns
@@ -21,8 +23,8 @@ from penstock.core.errors import NotFound, PermissionDenied
 from penstock.core.slo import Slo
 from penstock.gateway.admin.guard import Guard
 from penstock.http.message import Request as PlainRequest
-from penstock.server.app import Replica
-from penstock.server.recorder import Recorder
+from penstock.server.gateway_headers import GatewayTrust
+from penstock.server.recorder import Finished
 from penstock.tenancy.admins import AdminRing
 from penstock.tenancy.keys import KeyRing
 
@@ -33,6 +35,20 @@ _CLOSED = (
     "`penstock gateway` in front of it has both"
 )
 _SECRET = "this replica has a gateway_secret, so it is for its gateways; the console is at theirs"
+
+
+class Replica(Protocol):
+    """The application of a replica, whatever its models take."""
+
+    trust: GatewayTrust
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def report(self) -> ReplicaReport: ...
+
+
+class Recorder(Protocol):
+    listeners: list[Callable[[Finished], None]]  # told of each request at its end
 
 
 class ConsoleAtReplica:

@@ -1,4 +1,5 @@
-"""What a replica that nobody stands in front of shows on the page: one model, one engine, and no tenants."""
+"""A replica that nobody stands in front of, as the page shows it: one engine with its model, or the versions of models
+that take tensors; and no tenants."""
 
 from __future__ import annotations
 
@@ -70,13 +71,19 @@ class ReplicaSource:
             role=report.role,
             parallelism=report.measured.device.parallelism,
             ranks=report.measured.device.ranks,
+            tensors=report.tensors,
         )
         return State(
-            [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)],
+            self._models(report),
             [replica],
             [QueueRow(self._model, {"engine": load.num_queued}, {"engine": limits.max_open})],
             [],
         )
+
+    def _models(self, report: ReplicaReport) -> list[ModelRow]:
+        if report.takes_tensors:
+            return [ModelRow(name) for name in dict.fromkeys(one.model for one in report.tensors)]
+        return [ModelRow(self._model, (), (self._model,), False, self._slo.ttft_s, self._slo.tpot_s)]
 
 
 def facts_of(finished: Finished) -> RequestFacts:
@@ -101,6 +108,6 @@ def facts_of(finished: Finished) -> RequestFacts:
         ttft_s=finished.ttft_s if finished.is_stream else None,
         total_s=finished.total_s,
         num_tries=1,
-        parts=server_timing.encode(finished.parts),
+        parts=server_timing.encode(finished.parts) if finished.parts else b"",
         device_s=finished.cost.device_s,
     )

@@ -26,7 +26,8 @@
     │   ├── ReplicaNotFound
     │   ├── ResponseNotFound
     │   ├── FileNotFound
-    │   └── BatchNotFound
+    │   ├── BatchNotFound
+    │   └── RolloutNotFound
     ├── MethodNotAllowed
     ├── Overloaded                try again later; carries retry_after_s
     ├── RateLimited               one of the tenant's limits, named by `reason`; carries retry_after_s
@@ -179,6 +180,10 @@ class FileNotFound(NotFound):
 
 class BatchNotFound(NotFound):
     code = "batch_not_found"
+
+
+class RolloutNotFound(NotFound):
+    code = "rollout_not_found"
 
 
 class MethodNotAllowed(PenstockError):

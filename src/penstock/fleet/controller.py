@@ -22,7 +22,6 @@ from penstock.core.errors import ConfigError, LeaseLost, PoolTaken, StoreUnavail
 from penstock.fleet.command_runner import CommandRunner
 from penstock.fleet.drivers.driver import Driver, NotingDriver, ReplicaNote, ReplicaSpec
 from penstock.fleet.drivers.listing import Listing
-from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.lifecycle import Command, Facts, advance
 from penstock.fleet.policy.decision import Action, ActionKind
 from penstock.fleet.policy.observation import PoolObservation, ReplicaState
@@ -30,9 +29,12 @@ from penstock.fleet.pool import Pool
 from penstock.fleet.recorder import Recorder, Round
 from penstock.fleet.replica_client import ReplicaClient
 from penstock.fleet.residency.shared_device import Seen, SharedDevice, without_wish
+from penstock.fleet.rollout_sizing import RolloutSizing
 from penstock.fleet.settings import FleetSettings, PoolSettings
 from penstock.observe.background import outliving
+from penstock.rollout.runner import RolloutRunner
 from penstock.tenancy.fleet import FleetReplica, ModelOrder, PoolDemand, PoolStatus
+from penstock.tenancy.lease import LeaseKeeper
 from penstock.tenancy.store import Store
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class Controller:
             store.fleet, settings.name, secrets.token_hex(8), settings.lease_s, time.monotonic, is_alone=is_alone
         )
         self._recorder = Recorder(store, settings.name, self._keeper)
+        self._sizing = RolloutSizing(settings.pool_settings() if device is None else {})
+        self._rollouts = RolloutRunner(store, self._keeper.fenced, self._sizing.capacity, clock)
         self._commands = CommandRunner(driver, client, self._spec, clock, settings.driver_timeout_s)
         self._listing = Listing(driver, wait_s=settings.every_s, timeout_s=settings.driver_timeout_s, clock=clock)
         self._is_leading = False
@@ -164,6 +168,8 @@ class Controller:
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
+        self._rollouts.forget()
+        self._sizing.follow(await asyncio.to_thread(self._rollouts.live))
         if self._device is not None:
             for one in self._pools.values():
                 one.durations.peers = [other.durations for other in self._pools.values() if other is not one]
@@ -180,10 +186,13 @@ class Controller:
             rounds = self._decide_together(device, demand, now)
             ended = {order: without_wish(order) for order in device.fulfilled()}
         else:
-            rounds, ended = [self._decide(pool, demand, now) for pool in self._pools.values()], {}
+            self._observe_demand(demand, now)
+            rounds, ended = [self._decide(pool, now) for pool in self._pools.values()], {}
         self._turn(now)
         commands |= self._advance(now)  # what was decided begins in the same round
         await asyncio.to_thread(self._recorder.write, self._rows, rounds, now, ended)
+        self._sizing.took({one.pool.name: one.decision.wanted for one in rounds}, self._rows.values())
+        self._sizing.follow(await asyncio.to_thread(self._rollouts.step))
         for replica_id, command in commands.items():
             if replica_id in self._rows:
                 self._commands.give(self._rows[replica_id], command)
@@ -280,18 +289,32 @@ class Controller:
 
     # -- decide
 
-    def _observe_pool(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> PoolObservation:
+    def _observe_demand(self, demand: Sequence[PoolDemand], now: float) -> None:
+        """Every pool sees its demand before one is decided: versions of a rollout are sized by each other's too."""
         seen = self._listing
-        pool.observe_driver(seen.failure, seen.num_failures, is_blind=seen.blind_s > 0)
-        pool.observe_demand([row for row in demand if row.pool == pool.serves], now)
-        return pool.observation(self._of_pool(pool), self._reports, now, self._spend_left_per_hour())
+        for pool in self._pools.values():
+            pool.observe_driver(seen.failure, seen.num_failures, is_blind=seen.blind_s > 0)
+            pool.observe_demand([row for row in demand if row.pool == pool.serves], now)
+
+    def _observe_pool(self, pool: Pool, now: float) -> PoolObservation:
+        rows, sizing, name = self._of_pool(pool), self._sizing, pool.name
+        partner = self._pools.get(sizing.target(name).partner)
+        return pool.observation(
+            rows,
+            self._reports,
+            now,
+            self._spend_left_per_hour(),
+            demand=sizing.demand(name, pool.demand(now), partner.demand(now) if partner is not None else None),
+            floor=sizing.floor(name, goes_by_demand=pool.goes_by_demand, can_park=pool.can_park),
+            kept=sizing.kept(name, rows) if pool.can_park else 0,
+        )
 
     def _decide_together(self, device: SharedDevice, demand: Sequence[PoolDemand], now: float) -> list[Round]:
         """For pools that share a device."""
+        self._observe_demand(demand, now)
         parkable = frozenset(name for name, report in self._reports.items() if report.can_park)
         seen = {
-            name: Seen(self._observe_pool(pool, demand, now), pool.num_arrivals, parkable)
-            for name, pool in self._pools.items()
+            name: Seen(self._observe_pool(pool, now), pool.num_arrivals, parkable) for name, pool in self._pools.items()
         }
         rounds = []
         for name, decision in device.decide(seen, self._orders, now).items():
@@ -311,8 +334,8 @@ class Controller:
         engine = self._device.fitted(row.pool, spec.settings.engine)
         return dataclasses.replace(spec, settings=dataclasses.replace(spec.settings, engine=engine))
 
-    def _decide(self, pool: Pool, demand: Sequence[PoolDemand], now: float) -> Round:
-        observation = self._observe_pool(pool, demand, now)
+    def _decide(self, pool: Pool, now: float) -> Round:
+        observation = self._observe_pool(pool, now)
         decision = pool.decide(observation, now)
         for action in decision.actions:
             self._aim(pool, action, now)

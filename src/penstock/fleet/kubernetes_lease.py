@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from penstock.core.errors import LeaseLost, OrchestratorError
-from penstock.fleet.lease import LeaseKeeper
 from penstock.http.kubernetes_api import UNREACHABLE, KubernetesApi, Object
 from penstock.tenancy.database import Execute
 from penstock.tenancy.fleet import FleetBook
+from penstock.tenancy.lease import LeaseKeeper
 
 log = logging.getLogger(__name__)
 

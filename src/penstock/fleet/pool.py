@@ -44,6 +44,7 @@ from penstock.tenancy.fleet import FleetReplica, FleetSample, ModelResidency, Po
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 5
+_SHORT_WAKE_S = 5.0  # of parked replicas: a way back that takes longer is none
 _SHAPE = ("model", "engine", "server", "gpus", "zones", "price_per_hour", "spot", "kubernetes", "ray")
 _MEASURED = {
     ReplicaState.WAKING: "wake_s",
@@ -144,7 +145,12 @@ class Pool:
         reports: Mapping[str, ReplicaReport],
         now: float,
         spend_left_per_hour: float | None = None,
+        *,
+        demand: Demand | None = None,
+        floor: int = 0,
+        kept: int = 0,
     ) -> PoolObservation:
+        """`demand`: in place of its own; `floor` and `kept`: of a rollout."""
         views = tuple(_view(row, reports.get(row.id)) for row in rows)
         for view in views:
             if view.id in reports:
@@ -157,13 +163,29 @@ class Pool:
         self._expected = min(forecast, key=lambda band: abs(band.horizon_s - durations.start_s))
         return PoolObservation(
             self.name,
-            self._with_reports(self._of_role(self._meter.demand(now)), views, reports),
+            self._with_reports(self._of_role(demand or self._meter.demand(now)), views, reports),
             views,
             durations,
             forecast,
             self._offers(),
             spend_left_per_hour,
+            floor,
+            kept,
         )
+
+    def demand(self, now: float) -> Demand:
+        """The demand that gateways saw."""
+        return self._meter.demand(now)
+
+    @property
+    def can_park(self) -> bool:
+        """Whether its replicas can be parked, and are soon back."""
+        return self._policy.settings.parked != 0 and self.durations.p95().wake_s <= _SHORT_WAKE_S
+
+    @property
+    def goes_by_demand(self) -> bool:
+        """Whether its size follows from its demand, and not from thresholds of what its replicas do."""
+        return self._policy.profile is not None and not self.settings.scale_on
 
     def _check_parking(self, report: ReplicaReport) -> None:
         """Replicas whose engine has no such state are not planned to be parked. One that starts cannot say yet."""

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.fleet.lease import LeaseKeeper
 from penstock.fleet.policy.decision import Decision
 from penstock.fleet.policy.observation import ReplicaState
 from penstock.fleet.pool import Pool
 from penstock.tenancy import fleet as tables
 from penstock.tenancy.fleet import FleetReplica, ModelOrder, PoolStatus
+from penstock.tenancy.lease import LeaseKeeper
 from penstock.tenancy.replicas import RESTING, ReplicaRow
 from penstock.tenancy.store import Store
 

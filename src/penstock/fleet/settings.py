@@ -25,6 +25,7 @@ from penstock.core.slo import Seconds, Slo
 from penstock.fleet.drivers.kubernetes_settings import KubernetesSettings
 from penstock.fleet.drivers.ray_settings import RaySettings
 from penstock.http.tls import client_context
+from penstock.router.routes import BASE, pool_of, version_of
 
 Number = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -172,6 +173,10 @@ class FleetSettings:
         found = {}
         for name, values in self.pools.items():
             with within(f"pools.{name}."):
+                model, version = version_of(name)
+                if name != pool_of(model, version):
+                    said = f"'{BASE}' is the version whose pool has no version in its name: call it '{model}'"
+                    raise ConfigError(said)
                 served = str(values.get("serves") or name)
                 ours = {"model": served.partition("@")[0], "advisory": self.advisory}
                 found[name] = build(PoolSettings, ours | values, where=f"pools.{name}.")

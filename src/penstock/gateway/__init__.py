@@ -11,6 +11,7 @@ pipelines/  pipelines: steps behind one model's name, each a request of its own
 responses/  responses that are kept, and those made in the background
 records/    what is recorded of a request: metrics, logs, traces, decisions, accounting
 monitor/    the state of the gateway and of its replicas, alerts, answer probes
+rollouts/   what is measured of rollouts: versions side by side, copies, feedback
 demand/     demand of each pool for the controller of a fleet, and what that says of pools
 admin/      the admin API and /metrics
 settings/   the configuration file, and routes that were changed at run time

@@ -7,7 +7,7 @@ which is called back. It owns the admission and the replicas, and has the clock 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from random import Random
 from zlib import crc32
@@ -21,10 +21,12 @@ from penstock.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
     ModelNotFound,
+    NotFound,
     PenstockError,
     RequestAborted,
 )
 from penstock.core.replica import UNBOUNDED, ReplicaState
+from penstock.core.rollout import RolloutOrder
 from penstock.gateway.batches.row_gate import GatewayRows
 from penstock.gateway.batches.service import BatchService
 from penstock.gateway.pipelines.service import PipelineService
@@ -56,6 +58,7 @@ from penstock.gateway.proxy.stranded import WAIT_S, StrandedStreams
 from penstock.gateway.proxy.tenant_access import TenantAccess, TenantAccesses
 from penstock.gateway.proxy.upstream_request import UpstreamServices
 from penstock.gateway.records.accounting import AccountingServices
+from penstock.gateway.records.facts import RequestFacts
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.following import Following
 from penstock.gateway.replicas.lora_routes import LearnedAdapters
@@ -64,6 +67,13 @@ from penstock.gateway.replicas.replica_set import ReplicaSet, Subscriber
 from penstock.gateway.replicas.snapshots import Snapshots
 from penstock.gateway.responses.exchange import BackgroundExchange
 from penstock.gateway.responses.service import PREFIX, ResponseService
+from penstock.gateway.rollouts.comparisons import Comparisons
+from penstock.gateway.rollouts.feedback import ACCEPTED, read_feedback
+from penstock.gateway.rollouts.feedback import PATH as FEEDBACK
+from penstock.gateway.rollouts.following import Rollouts
+from penstock.gateway.rollouts.model_asker import ModelAsker
+from penstock.gateway.rollouts.observed_request import observed, pipeline_ended
+from penstock.gateway.rollouts.writer import Said
 from penstock.gateway.tenant_services import TenantServices
 from penstock.gateway.tokens.pools import Pools
 from penstock.gateway.tokens.request_size import Size
@@ -109,6 +119,7 @@ class Gateway(Subscriber):
         self.prices = services.prices
         self.bodies = BodyReader()
         self.replicas, self.pools = ReplicaSet(), Pools(self.bodies.threads)
+        self.rollouts = Rollouts(self.replicas, clock.now)
         self.snapshots = Snapshots(admission, clock.now)
         self._following = Following(self.replicas, admission.router.index, services.adapters)
         self.quarantine = Quarantine()
@@ -120,8 +131,14 @@ class Gateway(Subscriber):
         self.services = services
         self.stranded = StrandedStreams(self.replicas, clock, resume_wait_s, admission.hold_s)
         self.failover = Failover(admission, self.replicas, self.pools, self.stranded, clock, self.random)
-        self.shadows = Shadows(self.replicas, self.pools, admission, self.recorder, clock)
+        self.shadows = Shadows(self.replicas, self.pools, admission, self.recorder, clock, random=self.random)
         self.queue = AdmissionQueue(admission, clock, self.shadows.give_way)
+        self.feedback: Callable[[Said], object] | None = None  # who keeps users' words; None: nobody does
+        models = ModelAsker(self.replicas, self.shadows, self.random)
+        self.comparisons = Comparisons(models, self.random, self.recorder.compared)
+        self.rollouts.check, self.shadows.compare = self.comparisons.check, self.comparisons.compare
+        self._model_asker = models
+        self.recorder.pipeline_told = self._pipeline_ended
         accounting = AccountingServices(clock, self.queue, self.recorder, services.ledger, services.prices)
         self.lengths = accounting.lengths
         self._proxy = ProxyServices(
@@ -156,13 +173,29 @@ class Gateway(Subscriber):
         were."""
         self._configured = routes
         self.routes = self._learned.over(routes)
-        self._accesses, self._step_accesses = TenantAccesses(self.routes), TenantAccesses(self.routes)
+        self.rollouts.use(self.routes)
+        self._model_asker.routes = self.routes
+        self._accesses = TenantAccesses(self.routes, self.rollouts)
+        self._step_accesses = TenantAccesses(self.routes, self.rollouts)
         self.pools.keep({share.pool for route in routes.routes.values() for share in route.pools})
-        versions = {pool: version for route in routes.routes.values() for version, pool in route.versions.items()}
+        versions = {route.key(one): one.name for route in routes.routes.values() for one in route.versions}
         self.recorder.compare(versions)
+
+    def follow(self, orders: Iterable[RolloutOrder]) -> None:
+        """Takes the rollouts that are on, for requests that come."""
+        self.rollouts.apply(orders)
+        self.use(self._configured)
+
+    def _pipeline_ended(self, facts: RequestFacts) -> None:
+        """A version that is a pipeline is measured by its runs, as models are by their requests."""
+        if (rollout := self.rollouts.by_route.get(facts.route)) is not None:
+            tenant = self.services.tenant(facts.tenant)
+            if tenant is not None and not rollout.stays(tenant):
+                pipeline_ended(rollout, facts)
 
     def close(self) -> None:
         self.shadows.close()
+        self.comparisons.close()
         self._following.close()
         self.bodies.close()
         if self.batches is not None:
@@ -177,7 +210,8 @@ class Gateway(Subscriber):
 
     def body_owner(self, head: Request) -> str | None:
         """The tenant whose body is about to arrive, by its key: the headers have it. None: this path takes no body."""
-        takes_body = head.path in SURFACES or (self.batches is not None and BatchService.owns(head.path))
+        takes_body = head.path in SURFACES or head.path == FEEDBACK
+        takes_body = takes_body or (self.batches is not None and BatchService.owns(head.path))
         if not takes_body or head.method != b"POST":
             return None
         return self.services.caller(head.headers).tenant.id
@@ -205,6 +239,8 @@ class Gateway(Subscriber):
                 caller = self.services.caller(request.headers)
                 refuse = partial(refusals.respond, exchange, convention, request_id=request_id)
                 self.batches.show(exchange, JSON + id_header(request_id), caller, refuse)
+            elif surface is None and request.path == FEEDBACK:
+                self._take_feedback(exchange, request_id)
             elif surface is None:
                 headers, now = JSON + id_header(request_id), self.now()
                 can_hold = self.admission.can_hold(now)
@@ -219,6 +255,39 @@ class Gateway(Subscriber):
             refusals.respond(exchange, convention, error, request_id)
             if surface is not None:
                 self.recorder.turned_away(request_id, surface.name, error, request.headers)
+
+    def _take_feedback(self, exchange: Exchange, request_id: str) -> None:
+        """A user's word on an answer. It costs a request of its tenant's limits, and no tokens."""
+        request, caller = exchange.request, self.services.caller(exchange.request.headers)
+        if request.method != b"POST":
+            raise MethodNotAllowed(f"{FEEDBACK.decode()} takes POST")
+        if self.feedback is None:
+            raise NotFound("this gateway keeps no feedback")
+        said, keep, refuse = read_feedback(caller.tenant.id, request.body), self.feedback, refusals.respond
+        quota = self._accesses.of(caller.tenant).quota
+
+        def paid(error: PenstockError | None) -> None:
+            if not exchange.is_open:
+                return
+            try:
+                if error is not None:
+                    raise error
+                keep(said)
+            except PenstockError as refused:
+                refuse(exchange, convention_at(request.target), refused, request_id)
+            else:
+                exchange.respond(202, JSON + id_header(request_id), ACCEPTED)
+            if reservation is not None:
+                reservation.settle(0)
+
+        reservation = None
+        if quota is None:
+            paid(None)
+            return
+        reservation = RateLimitReservation(
+            self.services.limiter, self.clock, quota, caller.tenant.id, ENTRY, NOBODY, paid
+        )
+        reservation.pay()
 
     def enter(
         self, exchange: Exchange, surface: Surface, request_id: str, caller: Caller, ledger: Recorder | None = None
@@ -305,11 +374,11 @@ class Gateway(Subscriber):
         route = self._route(access, view.model)
         if tenant.budget.is_bounded:
             self.services.budgets.check(tenant, time.time())
-        if route.is_pipeline and self.pipelines is not None:
-            self.pipelines.begin(arrival, route.name)
-            return
         random01 = self.random.random()
         bucket = session_bucket(f"{tenant.id}/{view.session}") if view.session else self.random.random()
+        if route.is_pipeline and self.pipelines is not None and (target := route.target(bucket)).pipeline:
+            self.pipelines.begin(arrival, target.pipeline, route.name, target.version)
+            return
         hint = expected_output(exchange.request.headers)
         surface, caller, entry, ledger = arrival.surface, arrival.caller, arrival.entry, arrival.ledger
         routed = RoutedRequest(
@@ -318,7 +387,7 @@ class Gateway(Subscriber):
         if route.rules is None:
             self._measure(routed, access)
         else:
-            tokens = self.pools[self.routes.find(route.rules.default).pool(bucket)].tokens
+            tokens = self.pools[access.routes.find(route.rules.default).target(bucket).pool].tokens
 
             def known(facts: Facts | None, error: PenstockError | None) -> None:
                 self._go_on(routed, self._rule, access, facts, error=error)
@@ -326,11 +395,13 @@ class Gateway(Subscriber):
             with_facts(route.rules, routed, tokens, self.bodies, known)
 
     def _rule(self, routed: RoutedRequest, access: TenantAccess, facts: Facts) -> None:
-        self._measure(ruled(routed, facts, self.routes, access.models), access)
+        self._measure(ruled(routed, facts, access.routes, access.models), access)
 
     def _measure(self, routed: RoutedRequest, access: TenantAccess) -> None:
         surface, view = routed.surface, routed.view
-        pool = self.pools[routed.route.pool(routed.bucket)]
+        if self.rollouts.by_route and (rollout := self.rollouts.find(routed.route)) is not None:
+            routed.observed = observed(rollout, routed.caller.tenant, routed.bucket, routed.body)
+        pool = self.pools[routed.target.pool]
         output = self.output_tokens(access.tenant, surface, view)
         make = partial(Size, pool, surface.path, routed.body, view, output, access.tenant.namespace)
         self._work(routed, routed.body, make, self._count, access)
@@ -344,11 +415,11 @@ class Gateway(Subscriber):
 
     def _name(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
-        if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.route.pool(routed.bucket)):
+        if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.target.pool):
             size.name(
                 routed.view,
                 access.tenant.namespace,
-                routed.route.adapter,
+                routed.target.adapter,
                 lambda error: self._go_on(routed, self._let_in, access, size, error=error),
             )
         else:
@@ -392,14 +463,14 @@ class Gateway(Subscriber):
         self._work(routed, routed.body, partial(_written, routed, size), self._send_in, access, size)
 
     def _send_in(self, routed: RoutedRequest, access: TenantAccess, size: Size, found: tuple[bytes, int]) -> None:
-        tenant, view, route, pool = access.tenant, routed.view, routed.route, routed.route.pool(routed.bucket)
+        tenant, view, route, target = access.tenant, routed.view, routed.route, routed.target
         body, fingerprint = found
         hint = routed.expected_output * size.choices if routed.expected_output is not None else None
-        expected = self.lengths.expected(tenant.id, pool, size.max_tokens, hint)
+        expected = self.lengths.expected(tenant.id, target.pool, size.max_tokens, hint)
         max_wait = routed.exchange.request.headers.get(MAX_WAIT)
         request = EdgeRequest(
             id=routed.id,
-            model=pool,
+            model=target.pool,
             prompt_tokens=size.prompt,
             max_tokens=size.max_tokens if size.output is not None else expected,
             expected_output=expected,
@@ -414,12 +485,13 @@ class Gateway(Subscriber):
             block_tokens=size.block_tokens,
             holds_cache=routed.surface.generates,
             allowed=None if tenant.watermark is None else self._own_replicas,
-            adapter=route.adapter,
+            adapter=target.adapter,
+            version=target.version,
         )
         self.failover.retries.earn()
         chain = None
         if route.fallbacks:
-            chain = Chain(self.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
+            chain = Chain(access.routes, self.pools, self.admission, self.clock, routed, access.models, size.output)
         self.begin(SizedRequest(routed, request, size, body, access.quota, chain))
 
     def can_serve(self, name: str) -> bool:
@@ -429,20 +501,27 @@ class Gateway(Subscriber):
 
     def _can_serve(self, route: Route) -> bool:
         admission, router, now = self.admission, self.admission.router, self.now()
-        for pool in (share.pool for share in route.pools if share.weight):
-            asked = EdgeRequest("", pool, 1, 1, adapter=route.adapter)
-            usable, _ = router.usable(asked, admission.replicas(pool), now)
-            if usable or admission.hold_s(pool, now):
+        for target in route.targets():
+            if target.pipeline:
+                continue
+            asked = EdgeRequest("", target.pool, 1, 1, adapter=target.adapter)
+            usable, _ = router.usable(asked, admission.replicas(target.pool), now)
+            if usable or admission.hold_s(target.pool, now):
                 return True
         return False
 
     def models_behind(self, route: Route) -> list[Route]:
         """The routes with pools that requests for this one go to: those of a pipeline's steps in their order, the
         default of rules, or itself."""
+        if route.rules is not None:
+            return self.models_behind(self.routes.find(route.rules.default))
         if not route.is_pipeline:
-            return [route if route.rules is None else self.routes.find(route.rules.default)]
-        models = self.pipelines.models(route.name) if self.pipelines is not None else ()
-        return [found for model in models for found in self.models_behind(self.routes.find(model))]
+            return [route]
+        targets, pipelines = route.targets(), self.pipelines
+        names = [one.pipeline for one in targets if one.pipeline]
+        models = [model for name in names for model in pipelines.models(name)] if pipelines is not None else []
+        itself = [route] if len(names) < len(targets) else []
+        return itself + [found for model in models for found in self.models_behind(self.routes.find(model))]
 
     def takes_tensors(self, name: str) -> bool:
         """Whether this model, alias or version is one of tensors, by what its replicas or their controller say."""
@@ -492,7 +571,7 @@ class Gateway(Subscriber):
 
     def _route(self, access: TenantAccess, name: str) -> Route:
         """The route of a model that the tenant may use; any other does not exist for it."""
-        route = self.routes.find(name, access.models)
+        route = access.routes.find(name, access.models)
         if route.model not in access.models:
             raise ModelNotFound(f"no model '{shown(name)}'", param="model")
         return route
@@ -537,5 +616,5 @@ class Gateway(Subscriber):
 
 def _written(routed: RoutedRequest, size: Size) -> tuple[bytes, int]:
     """The request as its replicas are sent it, and a number that tells it from others."""
-    body = body_for(routed, size, routed.route)
+    body = body_for(routed, size, routed.target.adapter)
     return body, crc32(body) | 1

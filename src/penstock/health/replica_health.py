@@ -33,6 +33,10 @@ class ReplicaHealth:
         self._failed = 0
         self._last: ReplicaState | None = None  # None: nothing is known yet, so it may have been in use for long
 
+    def is_warming_up(self, now: float) -> bool:
+        """Whether it has come or come back just now, and so starts slowly."""
+        return self._slow_start.share(now) < 1.0
+
     def await_probe(self) -> None:
         """It says nothing of itself: out until it was asked once."""
         self.is_in = self._is_asked = False

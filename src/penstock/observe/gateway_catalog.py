@@ -180,6 +180,20 @@ SHADOW_LATENCY = Metric(
     ("model",),
     LATENCY_BUCKETS_S,
 )
+ROLLOUT_COMPARISONS = Metric(
+    "penstock_gateway_rollout_comparisons_total",
+    "counter",
+    "Answers of a model under a rollout that were compared or checked, by what was done (pair, validity, embedding, "
+    "judge, divergence) and what became of it: ok; dropped (too many were under way), too_large, unreadable, no_answer "
+    "(of the model that was asked, or it was busy), no_such_request (it cannot be scored), other_tokens.",
+    ("model", "what", "outcome"),
+)
+ROLLOUT_LOST = Metric(
+    "penstock_gateway_rollout_lost_total",
+    "counter",
+    "What this gateway measured of rollouts and could not keep or write, by kind: observations, blocks, feedback.",
+    ("kind",),
+)
 LIMIT_REFUSALS = Metric(
     "penstock_gateway_limit_refusals_total",
     "counter",

@@ -30,6 +30,7 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     holds_cache: bool = True  # else it is of whole texts, which are computed and leave nothing there
     can_pull: bool = True  # its replica can be told where to pull KV blocks of its prompt from
     adapter: str = ""  # the LoRA adapter that its replica must have; empty: none
+    version: str = ""  # that it is measured by, name@version; empty: its route has none. No policy reads it
 
     def tokens_of(self, blocks: int) -> int:
         """The prompt's tokens in its first blocks, as far as they need not be computed: the last one always is."""

@@ -15,6 +15,7 @@ from zlib import crc32
 _BITS = 53  # of a float
 _MASK = (1 << 64) - 1
 _SHADOW = 0x5AD0
+_SECOND = 0x2D1CE
 _UNIT = 2.0**-64  # of length: over the least of weights it is still a number
 
 
@@ -48,6 +49,11 @@ def race(bucket: float, runners: Sequence[tuple[str, float]]) -> str:
 def is_among(bucket: float, name: str, share: float) -> bool:
     """Whether a lot is among the share of all that has something else done with it, apart from who wins its race."""
     return _luck(bucket, crc32(name.encode()) ^ _SHADOW) < share
+
+
+def rehashed(bucket: float) -> float:
+    """A lot for a second race, which says nothing of the first one's."""
+    return _luck(bucket, _SECOND)
 
 
 def _luck(bucket: float, salt: int) -> float:

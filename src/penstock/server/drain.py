@@ -9,8 +9,7 @@ whether or not it drained before; it takes work again once it is awake.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Set
 from typing import Protocol
 
 from penstock.core.errors import Conflict, EngineUnavailable
@@ -24,6 +23,24 @@ class Running(Protocol):
 
     def give_back(self, error: EngineUnavailable) -> None:
         """Ends it here and now: it goes on elsewhere."""
+
+
+class Admitted:
+    """Work that a drain waits for, from the beginning of the context to its end. Entering raises when no new work is
+    taken."""
+
+    __slots__ = ("_drain", "_generation", "_relayed_as")
+
+    def __init__(self, drain: Drain, generation: Running, relayed_as: str) -> None:
+        self._drain = drain
+        self._generation = generation
+        self._relayed_as = relayed_as
+
+    def __enter__(self) -> None:
+        self._drain.enter(self._generation, self._relayed_as)
+
+    def __exit__(self, *error: object) -> None:
+        self._drain.leave(self._generation)
 
 
 class Drain:
@@ -88,18 +105,20 @@ class Drain:
         if self.is_begun:
             raise self._refusal()
 
-    @contextmanager
-    def admit(self, generation: Running, relayed_as: str) -> Iterator[None]:
-        """While it runs. Raises when no new work is taken. `relayed_as`: id of a stream that may go on elsewhere."""
+    def admit(self, generation: Running, relayed_as: str) -> Admitted:
+        """A context for as long as it runs. `relayed_as`: id of a stream that may go on elsewhere."""
+        return Admitted(self, generation, relayed_as)
+
+    def enter(self, generation: Running, relayed_as: str) -> None:
+        """Raises when no new work is taken."""
         self.check()
         self._running[generation] = relayed_as
         self._is_idle.clear()
-        try:
-            yield
-        finally:
-            del self._running[generation]
-            if not self._running:
-                self._is_idle.set()
+
+    def leave(self, generation: Running) -> None:
+        del self._running[generation]
+        if not self._running:
+            self._is_idle.set()
 
     def _refusal(self) -> EngineUnavailable:
         return EngineUnavailable(self.reason, retry_after_s=_RETRY_AFTER_S)

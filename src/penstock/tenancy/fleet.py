@@ -221,7 +221,7 @@ class FleetBook:
                 (name, lease.holder, lease.epoch),
             )
             if not held:
-                raise LeaseLost(f"another controller has the fleet '{name}'")
+                raise LeaseLost(f"another process has the lease '{name}'")
             yield execute
 
     def write_members(self, execute: Execute, rows: Iterable[ReplicaRow], gone: Iterable[ReplicaRow]) -> None:

@@ -1,4 +1,4 @@
-"""A thread that keeps a gateway's view of tenants, keys, admins, routes and replicas as new as the store.
+"""A thread that keeps a gateway's view of tenants, keys, admins, routes, replicas and rollouts as new as the store.
 
 It hands every change on, in order; the gateway passes it on to its event loop. When the store does not answer,
 what was known stays in force and the thread tries again. A tenant that cannot be read is closed (`store`), and the
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from penstock.core.errors import StoreUnavailable
+from penstock.core.rollout import RolloutOrder
 from penstock.observe.background import Worker, outliving
 from penstock.tenancy.admins import AdminKey
 from penstock.tenancy.keys import TenantState
@@ -37,6 +38,7 @@ class Follower:
         apply_admins: Callable[[Iterable[AdminKey]], object] = lambda _: None,
         apply_routes: Callable[[Iterable[RouteRevision]], object] = lambda _: None,
         apply_replicas: Callable[[Iterable[ReplicaRow]], object] = lambda _: None,
+        apply_rollouts: Callable[[Iterable[RolloutOrder]], object] = lambda _: None,
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -45,6 +47,7 @@ class Follower:
         self._apply_admins = apply_admins
         self._apply_routes = apply_routes
         self._apply_replicas = apply_replicas
+        self._apply_rollouts = apply_rollouts
         self._retry_s = retry_s
         self._revision = 0
         self._stopping = threading.Event()
@@ -82,14 +85,16 @@ class Follower:
 
     def _catch_up(self) -> None:
         changes = self._store.changes(self._revision)
-        if changes.tenants:
-            self._apply(changes.tenants)
-        if changes.admins is not None:
-            self._apply_admins(changes.admins)
         if changes.routes:
             self._apply_routes(changes.routes)
         if changes.replicas is not None:
             self._apply_replicas(changes.replicas)
+        if changes.rollouts is not None:
+            self._apply_rollouts(changes.rollouts)
+        if changes.admins is not None:
+            self._apply_admins(changes.admins)
+        if changes.tenants:  # the last: whoever is known meets all that was there before it
+            self._apply(changes.tenants)
         self._revision = changes.revision
 
     def __enter__(self) -> Follower:

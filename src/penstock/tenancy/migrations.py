@@ -216,6 +216,51 @@ MODEL_ORDERS = (
     "CREATE TABLE model_orders (model TEXT PRIMARY KEY, document TEXT NOT NULL)",
 )
 
+ROLLOUTS = (
+    # `revision` grows with each change, `changed` is the store's revision of the last that gateways must know, and
+    # `num_blocks` numbers blocks in the order of their commits.
+    """CREATE TABLE rollouts (
+        id TEXT PRIMARY KEY,
+        model TEXT NOT NULL,
+        started_at DOUBLE PRECISION NOT NULL,
+        is_over INTEGER NOT NULL,
+        revision BIGINT NOT NULL,
+        changed BIGINT NOT NULL,
+        num_blocks BIGINT NOT NULL,
+        document TEXT NOT NULL
+    )""",
+    "CREATE UNIQUE INDEX rollouts_that_are_on ON rollouts (model) WHERE is_over = 0",
+    "CREATE INDEX rollouts_by_change ON rollouts (changed)",
+    """CREATE TABLE rollout_story (
+        rollout TEXT NOT NULL, number BIGINT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (rollout, number)
+    )""",
+    # What gateways measured; gone when the rollout is over.
+    """CREATE TABLE rollout_blocks (
+        rollout TEXT NOT NULL,
+        step BIGINT NOT NULL,
+        gateway TEXT NOT NULL,
+        at DOUBLE PRECISION NOT NULL,
+        number BIGINT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (rollout, step, gateway, at)
+    )""",
+    "CREATE INDEX rollout_blocks_by_number ON rollout_blocks (rollout, number)",
+    # What users think of answers, numbered in the order of commits under the lock of the counter's row.
+    "CREATE TABLE feedback_counter (value BIGINT NOT NULL)",
+    "INSERT INTO feedback_counter (value) VALUES (0)",
+    """CREATE TABLE feedback (
+        tenant_id TEXT NOT NULL,
+        request_id TEXT NOT NULL,
+        number BIGINT NOT NULL,
+        at DOUBLE PRECISION NOT NULL,
+        score DOUBLE PRECISION NOT NULL,
+        comment TEXT NOT NULL,
+        PRIMARY KEY (tenant_id, request_id)
+    )""",
+    "CREATE INDEX feedback_by_number ON feedback (number)",
+    "CREATE INDEX feedback_by_time ON feedback (at)",
+)
+
 MIGRATIONS = (
     TENANTS_AND_KEYS,
     USAGE,
@@ -231,6 +276,7 @@ MIGRATIONS = (
     BATCHES,
     BACKGROUND,
     MODEL_ORDERS,
+    ROLLOUTS,
 )
 
 

@@ -33,6 +33,8 @@ class Declared(Struct, frozen=True):
     name: str
     weights: Weights
     shadow: Shadows
+    slo: dict[str, float | None] = field(default_factory=dict)  # the model's `core.slo.Slo`
+    has_copies: bool = True  # requests can be copied to its versions; those for pipelines cannot
 
 
 class RouteRevision(Struct, frozen=True, omit_defaults=True):
@@ -94,6 +96,27 @@ class RouteBook:
                     (route.name, msgspec.json.encode(route).decode()),
                 )
 
+    def add_versions(self, routes: Iterable[Declared]) -> list[Declared]:
+        """Versions that no file names, found by their pools. What is declared already stays as it is, and what is new
+        to a route that has others gets no traffic. Returns these routes as they are declared from now on."""
+        if not (new := list(routes)):
+            return []
+        found = []
+        with self._database.writing() as execute:
+            for route in new:
+                rows = execute("SELECT document FROM routes WHERE name = ?", (route.name,))
+                known = msgspec.json.decode(rows[0][0], type=Declared) if rows else route
+                none = dict.fromkeys(route.weights, 0.0)
+                merged = replace(known, weights=none | known.weights, shadow=none | known.shadow)
+                if not rows or merged != known:
+                    execute(
+                        "INSERT INTO routes (name, document) VALUES (?, ?) "
+                        "ON CONFLICT (name) DO UPDATE SET document = excluded.document",
+                        (route.name, msgspec.json.encode(merged).decode()),
+                    )
+                found.append(merged)
+        return found
+
     def all(self) -> list[RouteInForce]:
         with self._database.reading() as execute:
             names = [name for (name,) in execute("SELECT name FROM routes ORDER BY name")]
@@ -111,19 +134,31 @@ class RouteBook:
 
     def change(self, name: str, asked: SharesAsked, *, by: str = "") -> RouteInForce:
         with self._database.writing() as execute:
-            revision = next_revision(self._database, execute)
-            now = _in_force(execute, name)
-            for part in (asked.weights, asked.shadow):
-                _refuse_unknown(now.declared, part)
-            weights, shadow = _merged(now.last.weights, asked.weights), _merged(now.last.shadow, asked.shadow)
-            return self._write(execute, now, RouteRevision(name, revision, weights, shadow, "weights", by))
+            return self.change_within(execute, name, asked, by=by)
+
+    def change_within(
+        self, execute: Execute, name: str, asked: SharesAsked, *, action: str = "weights", by: str = ""
+    ) -> RouteInForce:
+        """The same in a transaction of somebody else's."""
+        revision = next_revision(self._database, execute)
+        now = _in_force(execute, name)
+        for part in (asked.weights, asked.shadow):
+            refuse_unknown(now.declared, part)
+        if not now.declared.has_copies and any(asked.shadow.values()):
+            said = f"'{name}' has versions that are pipelines, and requests for pipelines are not copied"
+            raise InvalidValue(said, param="shadow")
+        weights, shadow = _merged(now.last.weights, asked.weights), _merged(now.last.shadow, asked.shadow)
+        return self._write(execute, now, RouteRevision(name, revision, weights, shadow, action, by))
+
+    def show_within(self, execute: Execute, name: str) -> RouteInForce:
+        return _in_force(execute, name)
 
     def promote(self, name: str, version: str, *, by: str = "") -> RouteInForce:
         """All traffic to one version. Copies go on being sent to whoever was sent some."""
         with self._database.writing() as execute:
             revision = next_revision(self._database, execute)
             now = _in_force(execute, name)
-            _refuse_unknown(now.declared, {version: WHOLE})
+            refuse_unknown(now.declared, {version: WHOLE})
             weights = {other: WHOLE if other == version else 0.0 for other in now.declared.weights}
             promoted = RouteRevision(name, revision, weights, now.last.shadow, f"promote {version}", by)
             return self._write(execute, now, promoted)
@@ -131,20 +166,24 @@ class RouteBook:
     def roll_back(self, name: str, to: int | None = None, *, by: str = "") -> RouteInForce:
         """To the revision before the one in force, and by doing it again further back; or to this one; 0: the file."""
         with self._database.writing() as execute:
-            revision = next_revision(self._database, execute)
-            now = _in_force(execute, name)
-            known = {one.revision: one for one in _history(execute, name)} | {FILE: RouteRevision(name)}
-            said = now.last.revision if now.last.restores is None else now.last.restores
-            if to is None:
-                if said == FILE:
-                    raise Conflict(f"'{name}' is as the file has it: there is nothing before that")
-                to = max(one for one in known if one < said)
-            if to not in known:
-                raise InvalidValue(f"'{name}' has no revision {to}", param="to")
-            origin = to if known[to].restores is None else known[to].restores
-            action = "rollback to the file" if origin == FILE else f"rollback to {origin}"
-            again = replace(known[to], revision=revision, action=action, by=by, restores=origin)
-            return self._write(execute, now, again)
+            return self.roll_back_within(execute, name, to, by=by)
+
+    def roll_back_within(self, execute: Execute, name: str, to: int | None, *, by: str = "") -> RouteInForce:
+        """The same in a transaction of somebody else's."""
+        revision = next_revision(self._database, execute)
+        now = _in_force(execute, name)
+        known = {one.revision: one for one in _history(execute, name)} | {FILE: RouteRevision(name)}
+        said = now.last.revision if now.last.restores is None else now.last.restores
+        if to is None:
+            if said == FILE:
+                raise Conflict(f"'{name}' is as the file has it: there is nothing before that")
+            to = max(one for one in known if one < said)
+        if to not in known:
+            raise InvalidValue(f"'{name}' has no revision {to}", param="to")
+        origin = to if known[to].restores is None else known[to].restores
+        action = "rollback to the file" if origin == FILE else f"rollback to {origin}"
+        again = replace(known[to], revision=revision, action=action, by=by, restores=origin)
+        return self._write(execute, now, again)
 
     def _write(self, execute: Execute, now: RouteInForce, last: RouteRevision) -> RouteInForce:
         last = replace(last, at=self._clock())
@@ -194,7 +233,7 @@ def _merged(old: Mapping[str, float], new: Mapping[str, float | None]) -> dict[s
     return {version: share for version, share in {**old, **new}.items() if share is not None}
 
 
-def _refuse_unknown(declared: Declared, named: Mapping[str, float | None]) -> None:
+def refuse_unknown(declared: Declared, named: Mapping[str, float | None]) -> None:
     for version in named:
         if version not in declared.weights:
             hint = nearest(version, declared.weights)

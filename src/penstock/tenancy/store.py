@@ -29,6 +29,7 @@ from penstock.core.errors import (
     StoreCorrupt,
     TenantNotFound,
 )
+from penstock.core.rollout import RolloutOrder
 from penstock.observe.background import count_error
 from penstock.observe.redaction import redact
 from penstock.tenancy.admins import AdminBook, AdminKey, admins_changed
@@ -42,6 +43,7 @@ from penstock.tenancy.migrations import migrate
 from penstock.tenancy.replicas import ReplicaBook, ReplicaRow, replicas_changed
 from penstock.tenancy.responses import ResponseBook
 from penstock.tenancy.revisions import next_revision
+from penstock.tenancy.rollouts import RolloutBook, rollouts_changed
 from penstock.tenancy.routes import RouteBook, RouteRevision, routes_changed
 from penstock.tenancy.tenants import Label, Tenant, tenant_from, with_changes
 from penstock.tenancy.usage import UsageBook
@@ -56,6 +58,7 @@ class Changes(Struct, frozen=True):
     admins: tuple[AdminKey, ...] | None = None  # all of them, if one changed
     routes: tuple[RouteRevision, ...] = ()
     replicas: tuple[ReplicaRow, ...] | None = None  # all of them, if one changed
+    rollouts: tuple[RolloutOrder, ...] | None = None  # all that are on, if one changed
 
 
 class Store:
@@ -67,6 +70,7 @@ class Store:
         self.admins = AdminBook(database, clock)
         self.adapters = AdapterBook(database)
         self.routes = RouteBook(database, clock)
+        self.rollouts = RolloutBook(database, self.routes, clock)
         self.replicas = ReplicaBook(database, clock)
         self.fleet = FleetBook(database, clock)
         self.responses = ResponseBook(database, clock)
@@ -157,8 +161,8 @@ class Store:
     # What changed
 
     def changes(self, since: int = 0) -> Changes:
-        """Every tenant that changed after revision `since`, as it is now; all admins, if one did; routes; and all
-        replicas, if one did."""
+        """Every tenant that changed after revision `since`, as it is now; all admins, if one did; routes; all
+        replicas, if one did; and all rollouts that are on, if one did."""
         with self._database.reading() as execute:
             revision = execute("SELECT value FROM store_revision")[0][0]
             if revision == since:
@@ -176,9 +180,9 @@ class Store:
             ):
                 keys.setdefault(row[1], []).append(row)
             admins, routes = admins_changed(execute, since), routes_changed(execute, since)
-            replicas = replicas_changed(execute, since)
+            replicas, rollouts = replicas_changed(execute, since), rollouts_changed(execute, since)
         states = tuple(_state(id, documents.get(id), keys.get(id, ())) for (id,) in ids)
-        return Changes(revision, states, admins, routes, replicas)
+        return Changes(revision, states, admins, routes, replicas, rollouts)
 
     def watch(self) -> closing[Watch]:
         return closing(self._database.watch())

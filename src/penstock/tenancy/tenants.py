@@ -93,6 +93,7 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
     cache: CacheScope = CacheScope.OWN
     watermark: Name | None = None  # of its answers; its secret is at the replicas
     route_headers: bool = False  # x-penstock-route in its answers, which tells how busy the fleet is
+    stays: bool = False  # in a rollout it stays with the old version, until the new one is everybody's
     is_active: bool = True  # not active: its keys are refused
     created_at: float = 0.0  # seconds since 1970, set by the store
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from penstock.api.errors import OPENAI, Convention
 from penstock.core.clock import Clock
@@ -12,7 +12,7 @@ from penstock.core.errors import PenstockError
 from penstock.observe import catalog
 from penstock.observe import tensor_catalog as tensors
 from penstock.observe.registry import Counter, Histogram, Registry
-from penstock.server.recorder import Record
+from penstock.server.recorder import Finished, Record
 from penstock.tensors.instances import Execution
 from penstock.tensors.served_model import ServedModel, ServedVersion
 
@@ -35,6 +35,34 @@ class _Series:
         self.outcomes: dict[str, Counter] = {}
 
 
+class RecordedRequest(AbstractContextManager[Record]):
+    """One request, from the beginning of the context to its end: how it ends is told by the error that leaves it."""
+
+    __slots__ = ("_began_s", "_convention", "_recorder", "id", "model", "record", "route")
+
+    def __init__(self, recorder: TensorRecorder, route: str, id: str, convention: Convention, model: str) -> None:
+        self.route = route
+        self.id = id
+        self.model = model
+        self.record = Record()
+        self._recorder = recorder
+        self._convention = convention
+
+    def __enter__(self) -> Record:
+        self._began_s = self._recorder.begin()
+        return self.record
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        status, outcome = 500, "cancelled"
+        if error is None:
+            status, outcome = 200, "ok"
+        elif isinstance(error, PenstockError):
+            status, outcome = self._convention.status(error), error.code
+        elif isinstance(error, Exception):
+            outcome = PenstockError.code
+        self._recorder.end(self, status, outcome, self._began_s)
+
+
 class TensorRecorder:
     """An `Observer` of versions, and the record of requests."""
 
@@ -42,7 +70,9 @@ class TensorRecorder:
         """`name`: of the replica, for requests that come to no model."""
         self._name = name
         self.registry = Registry(tensors.TENSOR_CATALOG)
+        self.listeners: list[Callable[[Finished], None]] = []  # told of each request at its end
         self._clock = clock
+        self._num_told = 0  # requests, to listeners
         self._open = self.registry.count(catalog.REQUESTS_OPEN)
         self._latency: dict[str, Histogram] = {}
         self._requests: dict[tuple[str, str], Counter] = {}
@@ -75,39 +105,47 @@ class TensorRecorder:
 
     # -- requests
 
-    @contextmanager
     def request(
         self, route: str, request_id: str = "", convention: Convention = OPENAI, model: str = ""
-    ) -> Iterator[Record]:
+    ) -> RecordedRequest:
         """`model`: of tensors; of texts the record says it."""
-        began_s, record = self._clock.now(), Record()
-        status, outcome = 500, "cancelled"
+        return RecordedRequest(self, route, request_id, convention, model)
+
+    def begin(self) -> float:
+        """A request begins: the time is for its end."""
         self._open.value += 1
-        try:
-            yield record
-            status, outcome = 200, "ok"
-        except PenstockError as error:
-            status, outcome = convention.status(error), error.code
-            raise
-        except Exception:
-            outcome = PenstockError.code
-            raise
-        finally:
-            self._open.value -= 1
-            self._ended(route, status, outcome).value += 1
-            took_s = self._clock.now() - began_s
-            if (texts := record.texts) is not None:
-                model = texts.model
-                if outcome == "ok":
-                    self.registry.count(catalog.EMBEDDED_TEXTS, model).value += texts.num_texts
-                    self.registry.count(catalog.EMBEDDED_TOKENS, model).value += texts.num_tokens
-            model = model or self._name
-            spread = self._latency.get(model)
-            if spread is None:
-                spread = self._latency[model] = self.registry.spread(catalog.REQUEST_LATENCY, model)
-            spread.observe(took_s)
-            if log.isEnabledFor(logging.INFO):
-                log.info("id=%s route=%s outcome=%s total_ms=%.1f", request_id or "-", route, outcome, 1e3 * took_s)
+        return self._clock.now()
+
+    def end(self, request: RecordedRequest, status: int, outcome: str, began_s: float) -> None:
+        self._open.value -= 1
+        self._ended(request.route, status, outcome).value += 1
+        took_s = self._clock.now() - began_s
+        model, num_tokens = request.model, 0
+        if (texts := request.record.texts) is not None:
+            model, num_tokens = texts.model, texts.num_tokens
+            if outcome == "ok":
+                self.registry.count(catalog.EMBEDDED_TEXTS, model).value += texts.num_texts
+                self.registry.count(catalog.EMBEDDED_TOKENS, model).value += num_tokens
+        model = model or self._name
+        spread = self._latency.get(model)
+        if spread is None:
+            spread = self._latency[model] = self.registry.spread(catalog.REQUEST_LATENCY, model)
+        spread.observe(took_s)
+        for listener in self.listeners:
+            self._num_told += 1
+            id_ = request.id or f"{request.route}-{self._num_told}"  # clients need not name theirs
+            listener(Finished(id_, model, request.route, status, outcome, took_s, prompt_tokens=num_tokens))
+        # There may be thousands in a second: a line for each that ends well would cost as much as its answer.
+        level = logging.DEBUG if outcome == "ok" and texts is None else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(
+                level,
+                "id=%s route=%s outcome=%s total_ms=%.1f",
+                request.id or "-",
+                request.route,
+                outcome,
+                1e3 * took_s,
+            )
 
     def _ended(self, route: str, status: int, outcome: str) -> Counter:
         found = self._requests.get((route, outcome))

@@ -341,17 +341,21 @@ class _Running:
 
 
 def _news(version: ServedVersion) -> TensorNews:
-    done = version.statistics
+    done, rules = version.statistics, version.rules
     return TensorNews(
         version.name,
         version.version,
         len(version.instances),
         version.instances[0].device,
-        version.rules.max_batch_size if version.rules.joins else 1,
+        rules.max_batch_size if rules.joins else 1,
         version.num_waiting,
         version.num_open - version.num_waiting,
         done.inferences,
         done.executions,
+        done.refusals,
+        rules.policy_at(rules.default_priority_level).max_queue_size,
+        rules.max_queue_delay_s if rules.joins else 0.0,
+        done.mean_queue_s,
     )
 
 

@@ -55,8 +55,7 @@ class _Request:
     future: asyncio.Future[Timed]
 
 
-@dataclass(frozen=True)
-class Inference:
+class Inference(NamedTuple):
     """A request for tensors."""
 
     inputs: Mapping[str, Array]
@@ -147,10 +146,8 @@ class ServedVersion:
             self._ended(checked.size, began_s, error)
             raise
         self.num_open += 1
-        if self._idle and self._idle[0].is_quick:
+        if self._idle or waiting.deadline_s is not None:
             self._dispatch_soon()
-        elif self._idle or waiting.deadline_s is not None:
-            self._dispatch()
         try:
             return await request.future
         finally:
@@ -269,7 +266,7 @@ class ServedVersion:
 
     def _ended(self, size: int, arrived_s: float, error: PenstockError) -> None:
         waited_s = self._clock.now() - arrived_s
-        self.statistics.failed(waited_s)
+        self.statistics.refused(waited_s)
         if self._observer is not None:
             self._observer.ended(self, size, waited_s, error.reason or error.code)
 

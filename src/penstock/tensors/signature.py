@@ -15,6 +15,11 @@ class TensorSpec(NamedTuple):
     datatype: str
     dims: tuple[int, ...]  # without the batch dimension; -1: any size
 
+    def fits(self, dims: tuple[int, ...]) -> bool:
+        return dims == self.dims or (
+            len(dims) == len(self.dims) and all(want in (-1, has) for want, has in zip(self.dims, dims, strict=True))
+        )
+
     def shape(self, max_batch_size: int) -> list[int]:
         """As metadata have it."""
         return [-1, *self.dims] if max_batch_size else list(self.dims)
@@ -33,16 +38,13 @@ class Signature(NamedTuple):
 
     def check(self, given: Mapping[str, Array]) -> Checked:
         """Raises InvalidRequest, about the first tensor that is wrong, by its name."""
-        known = {spec.name: spec for spec in self.inputs}
-        for name in given:
-            if name not in known:
-                hint = nearest(name, known)
-                suggestion = f"; did you mean '{hint}'?" if hint else ""
-                raise InvalidRequest(f"'{shown(name)}' is no input of this model{suggestion}", param=shown(name))
+        if len(given) != len(self.inputs):
+            self._refuse_unknown(given)
         size, key, num_bytes = 1, [], 0
         for position, spec in enumerate(self.inputs):
             array = given.get(spec.name)
             if array is None:
+                self._refuse_unknown(given)
                 raise InvalidRequest(f"the input '{spec.name}' is missing", param=spec.name)
             if DATATYPES.get(array.dtype) != spec.datatype:
                 said = f"'{spec.name}' is {DATATYPES.get(array.dtype)}; this model takes {spec.datatype}"
@@ -58,6 +60,14 @@ class Signature(NamedTuple):
             num_bytes += array.nbytes if spec.datatype != "BYTES" else sum(map(len, array.flat))
         return Checked(size, tuple(key), num_bytes)
 
+    def _refuse_unknown(self, given: Iterable[str]) -> None:
+        known = [spec.name for spec in self.inputs]
+        for name in given:
+            if name not in known:
+                hint = nearest(name, known)
+                suggestion = f"; did you mean '{hint}'?" if hint else ""
+                raise InvalidRequest(f"'{shown(name)}' is no input of this model{suggestion}", param=shown(name))
+
     def check_outputs(self, names: Iterable[str]) -> None:
         for name in names:
             if all(name != spec.name for spec in self.outputs):
@@ -68,8 +78,8 @@ class Signature(NamedTuple):
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The dimensions without the batch's."""
-        wanted = spec.shape(self.max_batch_size)
-        if len(shape) != len(wanted) or any(want not in (-1, has) for want, has in zip(wanted, shape, strict=True)):
+        if not spec.fits(shape[1:] if self.max_batch_size else shape) or (self.max_batch_size and not shape):
+            wanted = spec.shape(self.max_batch_size)
             said = f"'{spec.name}' has the shape {list(shape)}; this model takes {wanted} (-1: any size)"
             raise InvalidRequest(said, param=spec.name)
         if not self.max_batch_size:

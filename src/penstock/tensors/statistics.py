@@ -42,6 +42,7 @@ class Statistics:
         self.inferences = 0  # rows
         self.executions = 0
         self.success, self.fail = Duration(), Duration()
+        self.refusals = 0  # of requests that no instance was given: they are among those that failed
         self.steps = {name: Duration() for name in _STEPS}
         self.sizes: dict[int, tuple[Duration, Duration, Duration]] = {}
 
@@ -63,6 +64,16 @@ class Statistics:
 
     def failed(self, total_s: float) -> None:
         self.fail.add(total_s)
+
+    def refused(self, total_s: float) -> None:
+        self.refusals += 1
+        self.failed(total_s)
+
+    @property
+    def mean_queue_s(self) -> float | None:
+        """None: no request has come to an instance yet."""
+        queue = self.steps["queue"]
+        return 1e-9 * queue.ns / queue.count if queue.count else None
 
     def as_dict(self, name: str, version: str) -> dict[str, Any]:
         nothing = Duration().as_dict()

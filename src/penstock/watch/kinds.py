@@ -95,6 +95,12 @@ STARTS_FAILING = _ticket(
 FLAPPING = _ticket(
     "ScalingFlaps", "scaling-flaps", _CAUSE, "three or more steps of an hour were taken back within five minutes"
 )
+ROLLOUT_ABORTED = _ticket(
+    "RolloutAborted", "rollout-aborted", _CAUSE, "a new version was found worse, and the old one has the clients again"
+)
+ROLLOUT_STUCK = _ticket(
+    "RolloutStuck", "rollout-stuck", _RISK, "a rollout is paused, waits or is looked at by nobody for too long"
+)
 ANOMALY = _ticket("Anomaly", "anomaly", _CAUSE, "a signal is far from its own past, or from its siblings")
 
 KINDS: tuple[AlertKind, ...] = tuple(value for value in list(globals().values()) if isinstance(value, AlertKind))

@@ -34,6 +34,8 @@ _AS_DECIDED = (
     kinds.START_SLOW,
     kinds.STARTS_FAILING,
     kinds.FLAPPING,
+    kinds.ROLLOUT_ABORTED,
+    kinds.ROLLOUT_STUCK,
     kinds.ANOMALY,
 )
 

@@ -40,9 +40,23 @@ class PoolReading(Struct, frozen=True, kw_only=True):
     reversals: int = 0  # steps of the last hour that were soon taken back
 
 
+class RolloutReading(Struct, frozen=True, kw_only=True):
+    """A rollout as its runner last left it."""
+
+    model: str
+    id: str
+    new: str  # version
+    phase: str
+    age_s: float = 0.0  # since it came into its phase
+    limit_s: float | None = None  # how long it may be in that; None: as long as it likes
+    reason: str = ""
+    is_ordered: bool = False  # it is as it is because an operator said so
+
+
 class FleetReading(Struct, frozen=True):
     replicas: Sequence[ReplicaReading] = ()
     waiting: Mapping[str, int] = {}  # requests at the gateway, by model
     devices: Sequence[DeviceReading] = ()
     managed: Set[str] = frozenset()  # models whose replicas a controller keeps: to have none is no fault
     pools: Sequence[PoolReading] = ()  # that a controller manages
+    rollouts: Sequence[RolloutReading] = ()  # that are on, or ended lately

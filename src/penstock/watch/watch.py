@@ -19,6 +19,7 @@ from penstock.watch.kinds import PROBE_FAILING, SLOW, WRONG_ANSWERS
 from penstock.watch.mishaps import Mishaps, explained
 from penstock.watch.objectives import ModelObjectives
 from penstock.watch.readings import FleetReading
+from penstock.watch.rollout_signs import rollout_conditions
 from penstock.watch.samples import EndedRequest, Sample
 from penstock.watch.scaling_signs import scaling_conditions
 from penstock.watch.siblings import MIN_SHARE, Siblings
@@ -187,6 +188,7 @@ class Watch:
     def _conditions(self, fleet: FleetReading, now: float) -> list[Condition]:
         found = [*self._mishaps.conditions(fleet, now), *self._signs.conditions(fleet, self._has_been_up, now)]
         found += scaling_conditions(pool for pool in fleet.pools if pool.model in self._models)
+        found += rollout_conditions(fleet.rollouts)
         found += self._probe_conditions()
         self._num_ticks += 1
         for number, (name, model) in enumerate(self._models.items()):

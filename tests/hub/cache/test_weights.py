@@ -19,6 +19,8 @@ from penstock.hub.sources import cached, weights_cache
 from tests.hub.local_hub import WEIGHTS, LocalHub
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 TINY = HubSource("ada/tiny")
 SPEC = TINY.spec
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}  # events of sys.audit
@@ -142,7 +144,6 @@ def fetch_killed_at(moment: int, models: Path) -> None:
     ensure()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.drill)])
 def test_a_model_is_whole_or_not_there_after_kill_9_at_any_change(hub: LocalHub, models: Path, stride: int) -> None:
     from huggingface_hub import HfApi, snapshot_download  # noqa: F401 (once, and not in each of the processes)

@@ -10,9 +10,10 @@ from penstock.observe.device_catalog import DEVICE_CATALOG
 from penstock.observe.fleet_catalog import FLEET_CATALOG
 from penstock.observe.gateway_catalog import GATEWAY_CATALOG
 from penstock.observe.otlp.names import named
+from penstock.observe.rollout_catalog import ROLLOUT_CATALOG
 from penstock.observe.watch_catalog import WATCH_CATALOG
 
-GATEWAY, REPLICA = (*GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG), (*CATALOG, *DEVICE_CATALOG)
+GATEWAY, REPLICA = (*GATEWAY_CATALOG, *WATCH_CATALOG, *FLEET_CATALOG, *ROLLOUT_CATALOG), (*CATALOG, *DEVICE_CATALOG)
 
 
 def test_what_the_conventions_have_a_name_for_goes_by_it() -> None:

@@ -19,6 +19,8 @@ from penstock.text.tools.parser import Syntax
 from tests.text.tools.reading import read, told
 from tests.text.walking import Walker, allowed, tokenizer, vocabulary
 
+pytestmark = pytest.mark.slow
+
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { Card, Empty, Problem } from "../parts/basics";
+import { Batchers } from "../parts/batchers";
 import { Queues, Replicas } from "../parts/fleet";
 import { AddReplica, type NamedReplica, RemoveReplica, named, source, useChange } from "../parts/replica_changes";
 import { SharedModels } from "../parts/shared_models";
@@ -39,6 +40,7 @@ export function ReplicasPage() {
           : <Empty title="No replicas">Add one here, or name some under models in the gateway's file.</Empty>}
         {elsewhere.length > 0 && <p class="hint">Replicas of {elsewhere.join(" and ")} can be drained here; they are removed there.</p>}
       </Card>
+      <Batchers replicas={replicas} />
       {isAdding && <AddReplica onClose={() => setAdding(false)} onAdded={(row) => { setAdded(row); setAdding(false); }} />}
       {removed && <RemoveReplica replica={removed} onClose={() => setRemoved(null)} />}
       <div class="halves">

@@ -15,8 +15,14 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 class Bounds(NamedTuple):
     min: int
     max: int
-    min_name: str = "min"  # what decides if it does: min or schedule
+    min_name: str = "min"  # what decides if it does: min, schedule or rollout
     max_name: str = "max"
+
+    def raised(self, floor: int) -> Bounds:
+        """With as many replicas at least as a rollout needs; `max` stands above it."""
+        if floor <= self.min:
+            return self
+        return self._replace(min=min(floor, self.max), min_name="rollout")
 
 
 class ScheduledBounds:

@@ -104,6 +104,8 @@ class PoolObservation(Struct, frozen=True, omit_defaults=True):
     forecast: tuple[ForecastBand, ...] = ()  # nearest first; for the times that `PoolPolicy.horizons` names
     offers: tuple[Offer, ...] = (Offer(),)  # cheapest acceptable first
     spend_left_per_hour: float | None = None  # of the fleet's, beyond what all pools have now; None: no bound
+    floor: int = 0  # active replicas at least, for a rollout
+    kept: int = 0  # replicas that are parked at least rather than stopped, for a rollout
 
     def count(self, *states: ReplicaState) -> int:
         return sum(replica.state in states for replica in self.replicas)

@@ -69,7 +69,7 @@ class _Round:
         policy, memory, census, now = self.policy, self.memory, self.census, self.now
         demand, num_active = self.seen.demand, len(census.active)
         signals = read_signals(demand, memory, now, num_active, policy.profile, policy.slo)
-        bounds = policy._bounds.at(now)
+        bounds = policy._bounds.at(now).raised(self.seen.floor)
         is_busy = demand.arrivals_per_s > 0 or demand.in_flight > 0 or signals.backlog > 0 or demand.held > 0
         is_new = memory.busy_at is None and census.num_ready > 0
         busy_at = now if is_busy or is_new else memory.busy_at or -1e9
@@ -81,6 +81,8 @@ class _Round:
         peak = memory.peak * (1 - min(1.0, self.passed_s / _PEAK_S))
         peak = peak if sizing.urgent else max(peak, sizing.needed)
         warm = self._plan_warm(signals, wanted, peak)
+        if self.settings.parked != 0:
+            warm = warm._replace(kept=max(warm.kept, self.seen.kept))
         surplus_at, moved_at = self.transitions.reach(wanted, warm, bounds, self._why(sizing))
         actions = tuple(self.transitions.actions)
         slowdown, corrected_at = memory.slowdown, memory.corrected_at
@@ -253,14 +255,14 @@ class _Round:
     # Why
 
     def _why(self, sizing: Sizing) -> str:
-        at_least = self.policy._bounds.at(self.now).min
+        at_least = self.policy._bounds.at(self.now).raised(self.seen.floor).min
         before = self.memory.wanted
         if before is not None and sizing.needed <= before and self.census.num_ready < before:
             if self.census.doomed:
                 return f"in place of {', '.join(each.id for each in self.census.doomed)}, which is taken away"
             return f"{before - self.census.num_ready} of {before} replicas are missing"
         if self.census.num_ready < at_least and sizing.needed <= at_least and not sizing.urgent:
-            return f"the pool has at least {at_least}"
+            return f"the pool has at least {at_least}" + (", for a rollout" if self.seen.floor == at_least else "")
         match sizing.reason:
             case "queue":
                 return f"a queue breaks the TTFT of {self.policy.slo.ttft_s:g} s"

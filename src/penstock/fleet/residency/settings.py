@@ -63,6 +63,11 @@ class ModelsSettings:
     parks: bool = setting(
         True, "a model that leaves is parked where that frees enough: it is back sooner; false: it is unloaded"
     )
+    mps: bool = setting(
+        True,
+        "on a GPU, kernels of several models run side by side, where NVIDIA's MPS is installed; false: in turns, and a "
+        "kernel's fault costs one model and not all",
+    )
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -20,6 +20,7 @@ from penstock.gateway.admin.guard import Guard
 from penstock.gateway.admin.models import MODEL_RESOURCES, PREFIX
 from penstock.gateway.admin.replicas import REPLICA_RESOURCES
 from penstock.gateway.admin.resources import RESOURCES, Action, AdminCall, Answer, Shape
+from penstock.gateway.admin.rollouts import ROLLOUT_RESOURCES
 from penstock.gateway.admin.routes import ROUTE_RESOURCES, View
 from penstock.gateway.monitor.state import GatewayState
 from penstock.gateway.records.recorder import GatewayRecorder
@@ -30,7 +31,7 @@ from penstock.tenancy.store import Store
 
 log = logging.getLogger("penstock.gateway.admin")
 
-_RESOURCES = RESOURCES | ROUTE_RESOURCES | REPLICA_RESOURCES | FLEET_RESOURCES | MODEL_RESOURCES
+_RESOURCES = RESOURCES | ROUTE_RESOURCES | ROLLOUT_RESOURCES | REPLICA_RESOURCES | FLEET_RESOURCES | MODEL_RESOURCES
 _MAX_PENDING = 64
 _TEXT = render([(b"content-type", CONTENT_TYPE.encode())])
 _NO_STORE = render([(b"cache-control", b"no-store")])  # a new key is among the answers

@@ -61,7 +61,7 @@ class RouteDesk:
         if not route.versions:
             raise Conflict(f"'{route.name}' has no versions to compare")
         since_s = moment(query["since"]) if "since" in query else time.time() - _HOUR_S
-        versions = self._recorder.versions.since(route.versions, since_s)
+        versions = self._recorder.versions.since({one.name: route.key(one) for one in route.versions}, since_s)
         return {"name": route.name, "since": since_s, "revision": route.revision, "versions": versions}
 
     def _rules(self, call: AdminCall) -> object:

@@ -46,7 +46,7 @@ class GatewayRows:
         """Pool of the model. A pipeline's is that of the first model that its steps ask, if they ask any."""
         gateway = self._gateway
         asked = gateway.models_behind(gateway.route_for(caller.tenant, model))
-        return asked[0].pool(0.0) if asked else ""
+        return next((target.pool for route in asked for target in route.targets() if target.pool), "")
 
     def look(self, pool: str) -> Seen:
         admission, now = self._gateway.admission, self._gateway.now()

@@ -244,7 +244,7 @@ class PickedRequest(JourneyShell):
                 upstream.snapshots.answered(replica, usage, self._outcome(End.COMPLETED))
         self._account.close(self.request, usage, end.ending, end.reason)
         if end.ending is Ending.OK and self._routed.surface.is_metered:
-            self._services.shadows.mirror(self._routed, self.request.model, self._size.output)
+            self._services.shadows.mirror(self._routed, self.request.version, self._size.output)
 
 
 _RUN: dict[type[on.Action], Callable[[PickedRequest, Any], None]] = {

@@ -13,6 +13,7 @@ from penstock.gateway.membership.factory import check_dialect
 from penstock.gateway.membership.member import Member
 from penstock.gateway.settings.gateway import ModelSettings
 from penstock.observe.redaction import redact
+from penstock.router.routes import version_of
 from penstock.tenancy.replicas import OPTIONS, RESTING, ReplicaRow
 
 log = logging.getLogger(__name__)
@@ -50,14 +51,11 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def settings_of(row: ReplicaRow, pool: ModelSettings | None) -> ModelSettings:
-    """Those of its pool, with its own options over them; a model that the file does not name has the defaults."""
+    """Those of its pool, with its own options over them; a pool that the file does not name has the defaults."""
     for option in row.options:
         if option not in OPTIONS:
             raise ConfigError(f"'{option}' is no option of a replica: {', '.join(OPTIONS)}", param=option)
     if pool is None:
-        model, _, version = row.model.partition("@")
-        if version:
-            raise ConfigError(f"no file has a version '{version}' of '{model}'", param="model")
-        pool = ModelSettings(served_as=model)
+        pool = ModelSettings(served_as=version_of(row.model)[0])
     built = build(ModelSettings, row.options)
     return replace(pool, **{option: getattr(built, option) for option in row.options})

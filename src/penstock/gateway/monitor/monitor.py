@@ -21,6 +21,7 @@ from penstock.gateway.monitor.answer_prober import AnswerProber
 from penstock.gateway.monitor.fleet_reader import FleetReader
 from penstock.gateway.monitor.metrics import WatchMetrics
 from penstock.gateway.monitor.pool_reader import PoolReader
+from penstock.gateway.monitor.rollout_reader import RolloutReader
 from penstock.gateway.records.facts import RequestFacts
 from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.replicas.replica import Replica
@@ -70,6 +71,7 @@ class Monitor(Subscriber):
         recorder.listeners.append(self)
         recorder.exports.append(self._metrics.registry)
         self.pools = PoolReader(recorder.exports)
+        self.rollouts = RolloutReader(recorder.exports)
         self._prober = AnswerProber(self.watch, settings.probes, clock)
         for subscriber in (self, self._reader, self._prober):
             replicas.subscribe(subscriber)
@@ -142,7 +144,7 @@ class Monitor(Subscriber):
                     self._tick(self._clock.now())
 
     def _tick(self, now: float) -> None:
-        fleet = replace(self._reader.read(now), pools=self.pools.readings())
+        fleet = replace(self._reader.read(now), pools=self.pools.readings(), rollouts=self.rollouts.readings())
         changed = self.watch.tick(fleet, now, time.time())
         if self._settings.alerts.log:
             for alert in changed:

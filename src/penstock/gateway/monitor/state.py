@@ -50,12 +50,22 @@ class QueueView(Struct, frozen=True):
     eta_s: float | None = None  # until there is one, as the fleet's controller says; None: there is, or nobody says
 
 
+class VersionView(Struct, frozen=True, omit_defaults=True):
+    """A version without a pool of its own, or with an adapter on it."""
+
+    model: str = ""  # on whose replicas it is
+    adapter: str = ""
+    pipeline: str = ""
+
+
 class RouteView(Struct, frozen=True):
     name: str
     aliases: tuple[str, ...]
     pools: dict[str, float]  # and their weights
-    versions: dict[str, str]  # and their pools
-    shadow: dict[str, float]  # pools that are sent copies, and of how much
+    versions: dict[str, str]  # and the names that metrics, logs and usage have for them
+    weights: dict[str, float]  # of versions
+    shadow: dict[str, float]  # versions that are sent copies, by these names, and of how much
+    made_of: dict[str, VersionView]  # versions that are no pools of their own
     fallbacks: tuple[str, ...]
     rules: list[str]  # in their order, and where they lead
     price: Price | None
@@ -86,15 +96,29 @@ def route_shown(route: Route, prices: Mapping[str, Price]) -> RouteView:
     return RouteView(
         name=route.name,
         aliases=route.aliases,
-        pools={share.pool: share.weight for share in route.pools},
-        versions=route.versions,
-        shadow={share.pool: share.shadow for share in route.pools if share.shadow},
+        pools=_weights(route),
+        versions={one.name: route.key(one) for one in route.versions},
+        weights={one.name: one.weight for one in route.versions},
+        shadow={route.key(one): one.shadow for one in route.versions if one.shadow},
+        made_of={
+            one.name: VersionView(one.of, one.adapter, one.pipeline)
+            for one in route.versions
+            if one.of or one.adapter or one.pipeline
+        },
         fallbacks=tuple(fallback.route for fallback in route.fallbacks),
         rules=[f"{name}->{to}" for name, to in leads],
         price=prices.get(route.name),
         prices={share.pool: prices[share.pool] for share in route.pools if route.versions and share.pool in prices},
         revision=route.revision,
     )
+
+
+def _weights(route: Route) -> dict[str, float]:
+    """Weights by pool, which several versions may share."""
+    found: dict[str, float] = {}
+    for share in route.pools:
+        found[share.pool] = found.get(share.pool, 0.0) + share.weight
+    return found
 
 
 def _queue(admission: Admission, model: str, now: float) -> QueueView:

@@ -143,20 +143,23 @@ class PipelineRun:
         asked: PipelineInput,
         expected_tokens: int,
         trace: Trace | PassedOn | None,
+        route: str,
+        version: str = "",
     ) -> None:
+        """`route`: the name that was asked for; `version`: of it, that the pipeline is; empty: it has none."""
         self.pipeline = pipeline
         self.arrival = arrival
         self.machine = Machine(pipeline, asked.values)
         self.bill = RunBill(arrival.ledger or services.ledger)
         self._services = services
         self._asked = asked
+        self._route = route
+        self._version = version
         self._client: Exchange = arrival.exchange
         self._trace = trace
         self._caller = services.gate.step_caller(arrival.caller, arrival.id)
         self._headers = headers_of(arrival.exchange.request.headers)
-        self._answer = PipelineAnswer(
-            asked.task, pipeline.name, arrival.id, int(time.time()), has_usage=asked.has_usage
-        )
+        self._answer = PipelineAnswer(asked.task, route, arrival.id, int(time.time()), has_usage=asked.has_usage)
         self._began = services.clock.now()
         self._first_at: float | None = None
         self._calls: dict[int, ModelCall | PythonCall] = {}  # that go on, by attempt
@@ -376,7 +379,7 @@ class PipelineRun:
             self._reservation.settle(bill.tokens if self.machine.records else None)
         caller = arrival.caller
         if ending is Ending.OK or bill.costs:
-            whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self.pipeline.name, time.time())
+            whole = Usage(arrival.id, caller.tenant.id, caller.key_id, self._version or self.pipeline.name, time.time())
             (arrival.ledger or services.ledger).record(whole)
         costs = {attempt: bill.costs.get(id_, NO_COST) for attempt, id_ in self._request_ids.items()}
         steps = tuple(self._visit(record, costs.get(record.attempt, NO_COST)) for record in self._records())
@@ -394,11 +397,12 @@ class PipelineRun:
             cached_tokens=sum(one.cached_tokens for one in costs.values()),
             ttft_s=first_at - self._began if first_at is not None else None,
             total_s=now - self._began,
-            route=self.pipeline.name,
+            route=self._route,
             cost=bill.cost_nanos / NANOS if bill.cost_nanos else None,
             trace=self._trace,
             is_batch=caller.is_batch,
             steps=steps,
+            version=self._version,
         )
         services.gate.ended(self, facts)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.core.config import nearest
 from penstock.core.errors import ConfigError, EngineUnavailable, ModelNotFound, PenstockError
 from penstock.gateway.pipelines.checker import check_models
 from penstock.gateway.pipelines.graph import Pipeline, PythonStep
@@ -67,9 +68,16 @@ def with_pipelines(routes: RouteTable, pipelines: Sequence[Pipeline]) -> RouteTa
             with pipeline.file.located():
                 raise ConfigError(f"'{pipeline.name}' is the name of {other} already", param="name")
         names[pipeline.name] = pipeline
+    of_pipelines = {name for name in routes.names if routes.find(name).is_pipeline}.union(names)
     for pipeline in pipelines:
-        check_models(pipeline, routes.names, names)
-    return routes.with_routes(Route(name, (), is_pipeline=True) for name in names) if names else routes
+        check_models(pipeline, routes.names, of_pipelines)
+    for route in routes.routes.values():
+        for version in route.versions:
+            if version.pipeline and version.pipeline not in names:
+                hint = nearest(version.pipeline, names)
+                said = f"'{version.pipeline}' is no pipeline" + (f"; did you mean '{hint}'?" if hint else "")
+                raise ConfigError(said, param=f"models.{route.name}.versions.{version.name}.pipeline")
+    return routes.with_routes(Route(name, is_pipeline=True) for name in names) if names else routes
 
 
 class PipelineService:
@@ -145,8 +153,9 @@ class PipelineService:
         """With the names of their pipelines and steps."""
         return [(name, one.pool.step.name, one.pool) for (name, _), one in self._pools.items()]
 
-    def begin(self, arrival: Arrival, name: str) -> None:
-        """Raises what is wrong with the request."""
+    def begin(self, arrival: Arrival, name: str, route: str, version: str = "") -> None:
+        """`route`: the name that was asked for; `version`: of it, that the pipeline is. Raises what is wrong with the
+        request."""
         pipeline = self._pipelines.get(name)
         if pipeline is None or arrival.caller.step_of:
             raise ModelNotFound(f"no model '{name}' for a step", param="model")
@@ -155,7 +164,8 @@ class PipelineService:
         asked = read_input(arrival.surface.path, arrival.exchange.request.body, pipeline)
         mean = self._used.get(name)
         trace = gateway.recorder.traces.begin(arrival.exchange.request.headers, gateway.now())
-        run = PipelineRun(self._services, arrival, pipeline, asked, round(mean.value) if mean is not None else 1, trace)
+        expected = round(mean.value) if mean is not None else 1
+        run = PipelineRun(self._services, arrival, pipeline, asked, expected, trace, route, version)
         self._open.add(run)
         run.begin()
 

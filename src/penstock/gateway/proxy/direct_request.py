@@ -15,6 +15,7 @@ from penstock.health.retries import RetryBudget
 from penstock.http import clock as clocks
 from penstock.http.exchange import Watcher
 from penstock.http.forward import End, Forwarding, Outcome, Tap, forward
+from penstock.http.message import ResponseHead
 from penstock.http.upstream import Upstream
 
 _NO_RETRIES = RetryBudget(most=0.0)
@@ -48,12 +49,13 @@ class Collected:
 class DirectRequest:
     """An `InFlightRequest` at its replica, where it is attached."""
 
-    __slots__ = ("_ended", "_forwarding", "_journey", "_letter", "_outcome", "_sink", "_tap", "_way")
+    __slots__ = ("_ended", "_forwarding", "_journey", "_letter", "_outcome", "_sink", "_tap", "_way", "head")
 
     is_stream = False
 
     def __init__(self, sink: Collected, ended: Ended, tap: Tap | None = None) -> None:
         """`ended` is told `client_gone` if it was cancelled."""
+        self.head: ResponseHead | None = None  # of its answer
         self._sink = sink
         self._ended = ended
         self._tap = tap
@@ -86,12 +88,16 @@ class DirectRequest:
                     headers=headers,
                     body=body,
                     done=self._done,
-                    wanted=lambda head: self._journey.head(head.status),
+                    wanted=self._wanted,
                     started=self._journey.bytes_came,
                     tap=self._tap,
                 )
             elif isinstance(action, Settle):  # all others are words for a client
                 self._ended(action.ending, self._outcome)
+
+    def _wanted(self, head: ResponseHead) -> bool:
+        self.head = head
+        return self._journey.head(head.status)
 
     def _done(self, outcome: Outcome) -> None:
         self._forwarding, self._outcome = None, outcome
@@ -116,8 +122,11 @@ class Asked(Protocol):
     def detach(self, request: DirectRequest) -> None: ...
 
 
-async def ask(replica: Asked, target: bytes, body: bytes, *, timeout_s: float) -> tuple[int, bytes] | None:
-    """Status and body of a replica's answer; no status: the replica was lost meanwhile. None: there is no answer."""
+async def ask(
+    replica: Asked, target: bytes, body: bytes, *, timeout_s: float, headers: bytes = b""
+) -> tuple[int, bytes] | None:
+    """Status and body of a replica's answer; no status: the replica was lost meanwhile. None: there is no answer.
+    `headers`: besides the replica's own."""
     sink = Collected(_MAX_BYTES)
     ended: asyncio.Future[tuple[Ending, Outcome | None]] = asyncio.get_running_loop().create_future()
 
@@ -128,7 +137,7 @@ async def ask(replica: Asked, target: bytes, body: bytes, *, timeout_s: float) -
     request = DirectRequest(sink, tell)
     replica.attach(request)
     try:
-        request.send(replica.id, replica.upstream, target, replica.headers, body)
+        request.send(replica.id, replica.upstream, target, replica.headers + headers, body)
         async with clocks.timeout(replica.upstream.clock, timeout_s):
             ending, outcome = await ended
     except TimeoutError:

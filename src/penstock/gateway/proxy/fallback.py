@@ -96,19 +96,20 @@ class Chain:
 
     def _to_route(self, route: Route, request: EdgeRequest) -> Move:
         """Another model counts otherwise. It is not counted here again: whether it fits is for its replica to say."""
-        routed, pool = self._routed, route.pool(self._routed.bucket)
+        routed, target = self._routed, route.target(self._routed.bucket)
         path, namespace = routed.surface.path, routed.caller.tenant.namespace
-        size = Size(self._pools[pool], path, routed.body, routed.view, self._output, namespace)
+        size = Size(self._pools[target.pool], path, routed.body, routed.view, self._output, namespace)
         moved = replace(
             request,
-            model=pool,
+            model=target.pool,
             prompt_tokens=size.prompt,
             max_tokens=size.max_tokens if size.output is not None else request.max_tokens,
             context_tokens=size.context_tokens,
             hashes=(),
-            adapter=route.adapter,
+            adapter=target.adapter,
+            version=target.version,
         )
-        return Move(moved, size, body_for(routed, size, route))
+        return Move(moved, size, body_for(routed, size, target.adapter))
 
     def _is_ready(self, route: Route) -> bool:
         admission, now = self._admission, self._clock.now()

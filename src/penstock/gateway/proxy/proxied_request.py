@@ -228,7 +228,9 @@ class ProxiedRequest(JourneyShell):
             self._reservation.settle(0)
         self._account.close(self.request, self._upstream.settle(end.charge), end.ending, end.reason)
         if end.ending is Ending.OK and self._routed.surface.is_metered:
-            self._services.shadows.mirror(self._routed, self.request.model, self._size.output)
+            self._services.shadows.mirror(self._routed, self.request.version, self._size.output)
+        if self._routed.observed is not None:
+            self._routed.observed.close(self._routed)
 
 
 _RUN: dict[type[on.Action], Callable[[ProxiedRequest, Any], None]] = {

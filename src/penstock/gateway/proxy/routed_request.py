@@ -15,11 +15,14 @@ from penstock.gateway.proxy.request_view import (
 )
 from penstock.gateway.proxy.ruling import Ruling
 from penstock.gateway.proxy.tenant_access import TenantAccess
+from penstock.gateway.rollouts.observed_request import ObservedRequest
 from penstock.gateway.tokens.request_size import Size
 from penstock.http.exchange import Exchange
-from penstock.router.routes import Route
+from penstock.router.routes import Route, Target
 from penstock.tenancy.keys import Caller
 from penstock.tenancy.usage import Recorder
+
+NOWHERE = Target()
 
 
 @dataclass(slots=True)
@@ -47,10 +50,12 @@ class RoutedRequest:
         "expected_output",
         "id",
         "ledger",
+        "observed",
         "random01",
         "route",
         "ruling",
         "surface",
+        "target",
         "view",
     )
 
@@ -76,12 +81,14 @@ class RoutedRequest:
         self.caller = caller
         self.view = view
         self.route = route
+        self.target = route.target(bucket) if route.rules is None else NOWHERE  # rules lead to another route first
         self.random01 = random01  # in [0, 1): all the chance there is in the picks of its replicas
         self.bucket = bucket  # in [0, 1): which version it falls to; a session's requests have the same
         self.expected_output = expected_output  # tokens of one answer, if the client has said so
         self.entry = entry  # what it paid before it was read, if it was large
         self.ruling = ruling  # why this route, where that was for rules to say
         self.ledger = ledger  # who is told its usage in place of the gateway's ledger, if anybody is
+        self.observed: ObservedRequest | None = None  # of a model under a rollout
 
     def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
         """The same request, on the route that rules chose for it."""
@@ -111,12 +118,12 @@ class RoutedRequest:
         return self.route.name if self.ruling is None else self.ruling.model
 
 
-def body_for(routed: RoutedRequest, size: Size, route: Route) -> bytes:
-    """A client's request as the replicas of the size's pool, which the route led to, are sent it."""
+def body_for(routed: RoutedRequest, size: Size, adapter: str) -> bytes:
+    """A client's request as the replicas of the size's pool are sent it, for this adapter on them, if it names one."""
     body, view = routed.body, routed.view
     if view.output_limit is None and size.output not in (None, routed.surface.default_output):
         body = with_output_limit(body, size.fitting_output, routed.surface.output_field)
-    name = route.adapter or size.pool.served_as
+    name = adapter or size.pool.served_as
     if view.model == name:
         return body
     return with_tensor_model(body, name) if routed.surface.path == TENSORS else with_model(body, name)

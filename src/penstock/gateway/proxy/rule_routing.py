@@ -27,5 +27,6 @@ def ruled(routed: RoutedRequest, facts: Facts, routes: RouteTable, models: Conta
     if taken.model not in models:
         raise ModelNotFound(f"no model '{shown(routed.view.model)}'", param="model")
     bucket = routed.bucket
-    ruling = Ruling(routed.route.name, verdict, rules.dry_run, rules.default, default.pool(bucket), chosen.pool(bucket))
+    pools = default.target(bucket).pool, chosen.target(bucket).pool
+    ruling = Ruling(routed.route.name, verdict, rules.dry_run, rules.default, *pools)
     return routed.ruled(taken, ruling)

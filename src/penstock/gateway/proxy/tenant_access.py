@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.gateway.rollouts.following import Rollouts
 from penstock.router.routes import Route, RouteTable
 from penstock.tenancy.limits.quota import Quota, Rate
 from penstock.tenancy.tenants import PriorityClass, Tenant
@@ -10,17 +11,19 @@ _MOST = 10_000
 
 
 class TenantAccess:
-    __slots__ = ("models", "quota", "tenant")
+    __slots__ = ("models", "quota", "routes", "tenant")
 
     def __init__(self, tenant: Tenant, routes: RouteTable) -> None:
         self.tenant = tenant
+        self.routes = routes  # as its requests are routed by
         self.models = [name for name, route in routes.routes.items() if _may_use(tenant, route)]  # what exists for it
         self.quota = _quota(tenant)  # None: nothing is limited, and the limiter need not be asked
 
 
 class TenantAccesses:
-    def __init__(self, routes: RouteTable) -> None:
+    def __init__(self, routes: RouteTable, rollouts: Rollouts) -> None:
         self._routes = routes
+        self._rollouts = rollouts
         self._known: dict[tuple[str, PriorityClass], TenantAccess] = {}  # rows of batches are of another class
 
     def of(self, tenant: Tenant) -> TenantAccess:
@@ -29,7 +32,7 @@ class TenantAccesses:
         if found is None or found.tenant is not tenant:  # a tenant that changes is another object
             if len(self._known) >= _MOST:
                 self._known.clear()
-            found = self._known[key] = TenantAccess(tenant, self._routes)
+            found = self._known[key] = TenantAccess(tenant, self._rollouts.routes_for(tenant, self._routes))
         return found
 
 

@@ -134,6 +134,8 @@ class UpstreamRequest:
         """The request goes to another model, as if that had been asked for."""
         self.stop(is_blamed=None)
         self._transcript, self.outcome = Transcript(body, size, is_stream=self.is_stream), None
+        if self._routed.observed is not None:
+            self._routed.observed.starts_over()
 
     def send(self, action: Send, request: EdgeRequest, answer_headers: bytes) -> None:
         """`answer_headers`: those that the gateway adds to the replica's."""
@@ -163,7 +165,7 @@ class UpstreamRequest:
         if shared is None and replica.snapshot.needs_peer:  # who was to compute its prompt was removed, or is none
             self._run(self._journey.source_failed(is_lost=False))
             return
-        now = services.clock.now()
+        now, observed = services.clock.now(), self._routed.observed
         self._attempt = ReplicaAttempt(replica, self, now, self._source_of_failures())
         trace = self._account.timeline.sent(replica.id, now)
         self._tokens_before = transcript.num_tokens if action.is_rest else 0
@@ -181,7 +183,7 @@ class UpstreamRequest:
             extra_headers=answer_headers,
             wanted=self._wanted,
             started=self._journey.bytes_came,
-            tap=transcript.tap,
+            tap=transcript.tap if observed is None else observed.tapped(transcript.tap),
             is_whole=transcript.is_whole,
         )
 
@@ -293,12 +295,14 @@ class UpstreamRequest:
             self._run(self._journey.completed(status))
             return
         relays = self._attempt is not None and self._attempt.replica.relays
-        has_lost = is_lost(outcome, relays=relays)
-        self._leave_replica(is_replicas_fault(outcome), is_doubtful=end is End.DECLINED)
+        has_lost, is_blamed = is_lost(outcome, relays=relays), is_replicas_fault(outcome)
+        self._leave_replica(is_blamed, is_doubtful=end is End.DECLINED)
         if end is End.CLIENT_GONE:
             has_all = self._routed.surface.last_event in outcome.tail  # many do not wait for the end in form
             self._run(self._journey.client_gone(has_all=has_all))
         elif end is End.DECLINED:
+            if not is_blamed and self._routed.observed is not None:
+                self._routed.observed.refused(self._request.version)
             failure = failure_of_answer(status, outcome.tail) if self._chain is not None else None
             self._run(self._journey.declined(status, failure, is_lost=has_lost, **self._progress()))
         else:
@@ -316,6 +320,8 @@ class UpstreamRequest:
         attempt, self._attempt, now = self._attempt, None, self._services.clock.now()
         if (trace := self._account.timeline.trace) is not None:
             trace.left(now, has_failed=bool(is_blamed))
+        if is_blamed and self._routed.observed is not None:
+            self._routed.observed.failed(self._request.version)
         if attempt is None:
             return
         if attempt.end(is_blamed, now, is_doubtful=is_doubtful):

@@ -58,12 +58,14 @@ class RequestAccounting:
         now = self._services.clock.now()
         if self.timeline.trace is not None:
             self.timeline.trace.chose(choice, now)
+        if self._routed.observed is not None:
+            self._routed.observed.chose(request.version, choice)
         self._services.recorder.chose(self._routed, request, choice, now)
 
     def follow(self, record: StreamRecord, request: EdgeRequest) -> None:
         """A stream begins, which is charged as it goes."""
         progress = self._reservation.progress if self._reservation is not None else None
-        self._charge.follow(record, request.model, progress, request.adapter)
+        self._charge.follow(record, request.model, progress, _name_in_books(request))
 
     def retried(self, model: str) -> None:
         self._services.recorder.retried(model)
@@ -91,7 +93,7 @@ class RequestAccounting:
                 services.device_time.learn(model, usage, usage.work)
             elif ending is Ending.CLIENT_GONE:  # else its replica would have said at the end what it took
                 usage = usage._replace(work=services.device_time.estimate(model, usage))
-            self._charge.close(model, usage, request.adapter)
+            self._charge.close(model, usage, _name_in_books(request))
             if routed.surface.generates:
                 services.lengths.learn(request.tenant, model, usage.output_tokens)
         else:
@@ -103,6 +105,15 @@ class RequestAccounting:
         )
         services.recorder.asked(routed)
         cost = self._charge.cost(model) if usage is not None else None
-        services.recorder.ended(self.timeline.facts(routed, model, usage, ending, reason, services.clock.now(), cost))
+        now = services.clock.now()
+        facts = self.timeline.facts(routed, model, usage, ending, reason, now, cost, request.version)
+        services.recorder.ended(facts)
+        if routed.observed is not None:
+            routed.observed.ended(facts)
         if routed.ruling is not None:
             services.recorder.rules.ended(routed.ruling, model, usage, services.prices, services.device_time)
+
+
+def _name_in_books(request: EdgeRequest) -> str:
+    """An adapter's own, if it was asked for by that, or the version's."""
+    return request.adapter if request.version in ("", request.model) and request.adapter else request.version

@@ -31,20 +31,20 @@ class RequestCharge:
         self._num_parts = 0
         self._timer: Timer | None = None
 
-    def follow(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str = "") -> None:
-        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. An adapter
-        has its model's price, and is in the books by its own name."""
+    def follow(self, record: StreamRecord, model: str, charged: Charged | None, name: str = "") -> None:
+        """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. `name`: in
+        the books; empty: the pool's. An adapter has the price of its pool."""
         self.stop()
-        self._timer = self._clock.call_later(_EVERY_S, self._look, record, model, charged, adapter)
+        self._timer = self._clock.call_later(_EVERY_S, self._look, record, model, charged, name)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def close(self, model: str, usage: TokenUsage, adapter: str = "") -> None:
+    def close(self, model: str, usage: TokenUsage, name: str = "") -> None:
         self.stop()
-        self._charge(model, usage, self._routed.id, adapter, requests=1)
+        self._charge(model, usage, self._routed.id, name, requests=1)
 
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
@@ -55,19 +55,19 @@ class RequestCharge:
         price = self._prices.get(model, FREE)
         return price if price is FREE or not self._routed.is_batch else price.of_batches
 
-    def _look(self, record: StreamRecord, model: str, charged: Charged | None, adapter: str) -> None:
-        self.follow(record, model, charged, adapter)
+    def _look(self, record: StreamRecord, model: str, charged: Charged | None, name: str) -> None:
+        self.follow(record, model, charged, name)
         prompt_tokens = record.prompt_tokens
         if prompt_tokens is None:
             return
         usage = TokenUsage(prompt_tokens, *record.counts)
         if usage.total > self._charged.total:
             self._num_parts += 1
-            self._charge(model, usage, f"{self._routed.id}/{self._num_parts}", adapter, requests=0)
+            self._charge(model, usage, f"{self._routed.id}/{self._num_parts}", name, requests=0)
             if charged is not None:
                 charged(usage.total)
 
-    def _charge(self, model: str, usage: TokenUsage, id: str, adapter: str, requests: int) -> None:
+    def _charge(self, model: str, usage: TokenUsage, id: str, name: str, requests: int) -> None:
         before, self._charged = self._charged, usage
         caller = self._routed.caller
         price = self._price(model)
@@ -83,7 +83,7 @@ class RequestCharge:
                 id,
                 caller.tenant.id,
                 caller.key_id,
-                adapter or model,
+                name or model,
                 time.time(),
                 input_tokens,
                 cached_tokens,

@@ -46,6 +46,12 @@ class RequestFacts(NamedTuple):
     is_batch: bool = False  # a row of a batch: nobody waits for it, and no objective is for it
     step_of: str = ""  # the request of a pipeline that this is a step of
     steps: tuple[StepVisit, ...] = ()  # a pipeline's attempts; their tokens and cost are also recorded by themselves
+    version: str = ""  # that answered, as name@version, whatever it is made of; empty: the model has no versions
+
+    @property
+    def series(self) -> str:
+        """The name that it counts under: of a version that is no pool of its own the version's."""
+        return self.version or self.model
 
 
 def ending_of(error: PenstockError) -> tuple[Ending, str]:

@@ -85,9 +85,11 @@ class GatewayRecorder:
         self._decisions = decisions
         self.traces = traces or Traces()
         self.usage_lost: Callable[[], Mapping[str, int]] = dict  # by reason, as the ledger counts it
+        self.rollout_lost: Callable[[], Mapping[str, int]] = dict  # by kind, as their writer counts it
         self.batch_counts: Callable[[], Mapping[Metric, Mapping[Labels, float]]] = dict  # as their runner counts them
         self.pipeline_counts: Callable[[], Mapping[Metric, Mapping[Labels, float]]] = dict  # likewise
         self.listeners: list[Listener] = []
+        self.pipeline_told: Callable[[RequestFacts], object] = lambda facts: None  # who is told of pipelines alone
         self.put_aside: deque[RequestFacts] | None = None  # for whoever reads many at once; None: nobody does
         self._registry = Registry(catalog.GATEWAY_CATALOG)
         self.exports = [self._registry]  # and metrics that are kept elsewhere
@@ -106,23 +108,21 @@ class GatewayRecorder:
         self.versions = Comparison()
 
     def compare(self, versions: Mapping[str, str]) -> None:
-        """Of these pools, what can be told of each minute is kept: they are versions of a model."""
+        """Keeps what can be told of each minute for these versions of models, by their keys."""
         self._version_of = versions
         self.versions.use(versions)
 
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
-        key = (facts.model, facts.surface, facts.ending, facts.reason)
+        key = (facts.series, facts.surface, facts.ending, facts.reason)
         count = self._ended.get(key)
         if count is None:
             count = self._ended[key] = self._registry.count(catalog.REQUESTS, *map(str, key))
         count.value += 1
         if facts.queue_s is not None:  # it was sent to a replica
             self._measure(facts)
-        if facts.model in self.versions:
-            usage = TokenUsage(facts.input_tokens, facts.output_tokens, facts.cached_tokens)
-            self.versions.answered(facts.model, time.time(), facts.ending, usage, facts.ttft_s, facts.total_s)
+        self._compare(facts)
         if self._log is not None:
             self._log.append(facts)
         if self._decisions is not None and facts.replica:
@@ -137,14 +137,16 @@ class GatewayRecorder:
     def pipeline_ended(self, facts: RequestFacts) -> None:
         """A request for a pipeline, whose model steps were told as requests of their own: here it is counted as one,
         and its steps as such."""
-        key = (facts.model, facts.surface, facts.ending, facts.reason)
+        key = (facts.series, facts.surface, facts.ending, facts.reason)
         self._registry.count(catalog.REQUESTS, *map(str, key)).value += 1
         if not facts.is_batch:
             if facts.ttft_s is not None:
-                self._registry.spread(catalog.TTFT, facts.model).observe(facts.ttft_s)
+                self._registry.spread(catalog.TTFT, facts.series).observe(facts.ttft_s)
             if facts.ending is Ending.OK and facts.total_s is not None:
-                self._registry.spread(catalog.REQUEST_LATENCY, facts.model).observe(facts.total_s)
+                self._registry.spread(catalog.REQUEST_LATENCY, facts.series).observe(facts.total_s)
+        self._compare(facts)
         self.steps.ended(facts.model, facts.steps)
+        self.pipeline_told(facts)
         if self._log is not None:
             self._log.append(facts)
         if facts.trace is not None:
@@ -160,7 +162,7 @@ class GatewayRecorder:
     def chose(self, routed: RoutedRequest, request: EdgeRequest, choice: Choice, now: float) -> None:
         """A replica, for a request that is sent there now."""
         if self._decisions is not None:
-            version = self._version_of.get(request.model, "")
+            version = self._version_of.get(request.version, "")
             self._decisions.decided(
                 request, choice, now, route=routed.asked_for, version=version, rule=str(routed.ruling or "")
             )
@@ -197,7 +199,7 @@ class GatewayRecorder:
 
     def shadowed(
         self,
-        model: str,
+        version: str,
         at_s: float,
         outcome: str,
         usage: TokenUsage | None,
@@ -205,8 +207,12 @@ class GatewayRecorder:
         total_s: float | None,
     ) -> None:
         """A copy ended that nobody waited for."""
-        self.shadows.ended(model, outcome, usage, ttft_s, total_s)
-        self.versions.copied(model, at_s, outcome, usage, ttft_s, total_s)
+        self.shadows.ended(version, outcome, usage, ttft_s, total_s)
+        self.versions.copied(version, at_s, outcome, usage, ttft_s, total_s)
+
+    def compared(self, model: str, what: str, outcome: str) -> None:
+        """Answers of a model under a rollout were compared or checked, or were not."""
+        self._registry.count(catalog.ROLLOUT_COMPARISONS, model, what, outcome).value += 1
 
     def turned_away(
         self,
@@ -294,6 +300,7 @@ class GatewayRecorder:
         self._registry.count(catalog.TRACES_LOST).value = self.traces.num_lost
         for metric, values in chain(self.batch_counts().items(), self.pipeline_counts().items()):
             replace(metric, values)
+        replace(catalog.ROLLOUT_LOST, {(kind,): count for kind, count in self.rollout_lost().items()})
         replace(catalog.USAGE_LOST, {(reason,): count for reason, count in self.usage_lost().items()})
         replace(catalog.BACKGROUND_ERRORS, {(work,): count for work, count in background.errors().items()})
         replace(catalog.BACKGROUND_DEAD, {(work,): 1 for work in background.dead()})
@@ -303,10 +310,15 @@ class GatewayRecorder:
 
     # -- inside
 
+    def _compare(self, facts: RequestFacts) -> None:
+        if facts.version in self.versions:
+            usage = TokenUsage(facts.input_tokens, facts.output_tokens, facts.cached_tokens)
+            self.versions.answered(facts.version, time.time(), facts.ending, usage, facts.ttft_s, facts.total_s)
+
     def _measure(self, facts: RequestFacts) -> None:
-        model = self._models.get(facts.model)
+        model = self._models.get(facts.series)
         if model is None:
-            model = self._models[facts.model] = self._open(facts.model)
+            model = self._models[facts.series] = self._open(facts.series)
         assert facts.queue_s is not None
         if not facts.is_batch:
             model.queue.observe(facts.queue_s)

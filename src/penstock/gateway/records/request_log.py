@@ -132,6 +132,8 @@ def _text(at: str, facts: RequestFacts) -> str:
     )
     if facts.route != facts.model and facts.route:
         line += f" route={facts.route}"
+    if facts.version not in ("", facts.model):
+        line += f" version={facts.version}"
     if facts.rule:
         line += f" rule={facts.rule}"
     if facts.steps:
@@ -161,6 +163,7 @@ def _json(at: str, facts: RequestFacts) -> str:
             "surface": facts.surface,
             "route": facts.route or None,
             "model": facts.model or None,
+            **({"version": facts.version} if facts.version else {}),
             "replica": facts.replica or None,
             "outcome": facts.ending.value,
             "reason": facts.reason or None,

@@ -53,6 +53,7 @@ class RequestTimeline:
         reason: str,
         now: float,
         cost: float | None = None,
+        version: str = "",
     ) -> RequestFacts:
         began, sent_at, first_at = self._began, self._sent_at, self._first_at
         work = usage.work if usage is not None else None
@@ -82,4 +83,5 @@ class RequestTimeline:
             self._fingerprint,
             routed.is_batch,
             routed.caller.step_of,
+            version=version,
         )

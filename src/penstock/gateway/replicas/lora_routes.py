@@ -34,11 +34,7 @@ class LearnedAdapters:
     def over(self, table: RouteTable) -> RouteTable:
         """The table, with a route for each that it does not name."""
         models = {
-            share.pool: route.name
-            for route in table.routes.values()
-            if route.adapter_of is None
-            for share in route.pools
-            if share.weight
+            share.pool: route.name for route in table.routes.values() for share in route.own_pools if share.weight
         }
         found: dict[str, set[str]] = {}  # pools that have it
         for pool, adapters in self._has.values():
@@ -50,7 +46,7 @@ class LearnedAdapters:
             if name in table:
                 continue
             if len(owners) == 1:
-                routes.append(Route(name, tuple(map(PoolShare, sorted(pools))), adapter_of=owners[0]))
+                routes.append(Route(name, tuple(PoolShare(pool) for pool in sorted(pools)), adapter_of=owners[0]))
             elif name not in self._doubtful:
                 self._doubtful.add(name)
                 log.warning("replicas of %s all have an adapter %s: nobody can ask for it", " and ".join(owners), name)

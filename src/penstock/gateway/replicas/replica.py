@@ -126,6 +126,7 @@ class Replica:
         self._sends_priority = sends_priority
         self.has_key = key is not None  # it is somebody else's, and paid for
         self.in_flight: set[InFlightRequest] = set()
+        self._flight_s, self._flight_at = 0.0, upstream.clock.now()  # requests in flight times seconds, until then
         self.is_draining = False  # this gateway sends it nothing new
         self.fleet_state = ""  # why, if a controller keeps it without traffic (`tenancy.replicas.RESTING`)
         self.reconnect: Callable[[], None] = lambda: None  # at once, if it was lost and is to be tried again later
@@ -259,13 +260,23 @@ class Replica:
         self.reconnect()
 
     def attach(self, request: InFlightRequest) -> None:
+        self.flight_s()
         self.in_flight.add(request)
 
     def detach(self, request: InFlightRequest) -> None:
+        self.flight_s()
         self.in_flight.discard(request)
         if self._left is not None and not self.in_flight:
             left, self._left = self._left, None
             left(self)
+
+    def flight_s(self) -> float:
+        """Requests in flight times the seconds that they were, so far: its growth over a span, divided by the span, is
+        how many there were in the mean."""
+        now = self.upstream.clock.now()
+        self._flight_s += len(self.in_flight) * (now - self._flight_at)
+        self._flight_at = now
+        return self._flight_s
 
     def leave(self, left: Callable[[Replica], None]) -> None:
         """Streams go on elsewhere as soon as they can, the rest ends here; `left` is told when nothing is left."""

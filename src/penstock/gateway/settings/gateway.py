@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ from penstock.gateway.proxy.stranded import WAIT_S
 from penstock.gateway.records.request_log import LogSettings
 from penstock.gateway.replicas.kv_sources import KvEventSettings
 from penstock.gateway.responses.settings import ResponseSettings
-from penstock.gateway.settings.routes import pool_name, rule_set, versions_of
+from penstock.gateway.settings.routes import adapter_owner, routed_versions, rule_set, versions_of
 from penstock.health.settings import HealthSettings, Period
 from penstock.http.kubernetes_api import ClusterSettings
 from penstock.http.tls import ServerTls, client_context
@@ -249,18 +249,22 @@ _OF_THE_MODEL = (
 
 
 def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-    """Every version is a pool of its own, `model@version`: the model's settings, with the version's in their place."""
-    found = {}
+    """Every version with replicas of its own is a pool, `model@version`: the model's settings, with the version's in
+    their place."""
+    found, owners = {}, owners_of(models)
     for name, model in models.items():
         if model.rules:
             continue
         plain = replace(model, versions={}, served_as=model.served_as or name)
-        for version, (_, own) in versions_of(name, model.versions).items():
-            where = f"models.{name}.versions.{version}."
+        versions = versions_of(name, model.versions)
+        for version in routed_versions(name, versions, owners):
+            if not version.pool:
+                continue
+            where, own = f"models.{name}.versions.{version.name}.", versions[version.name].own
             for key in own.keys() & _OF_THE_MODEL:
                 raise ConfigError(f"'{key}' is a setting of '{name}', not of one version", param=f"{where}{key}")
             built = build(ModelSettings, own, where=where)
-            found[pool_name(name, version)] = replace(plain, **{key: getattr(built, key) for key in own})
+            found[version.pool] = replace(plain, **{key: getattr(built, key) for key in own})
         if not model.versions:
             found[name] = plain
         elif model.replicas:
@@ -268,35 +272,41 @@ def pools_of(models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
     return found
 
 
+def owners_of(models: Mapping[str, ModelSettings]) -> dict[str, str]:
+    """The model of each adapter that is configured."""
+    return {adapter: name for name, model in models.items() for adapter in model.adapters}
+
+
 def routes_of(models: dict[str, ModelSettings]) -> RouteTable:
-    routes = []
+    routes, owners = [], owners_of(models)
     for name, model in models.items():
         with within(f"models.{name}."):
-            routes.append(_route(name, model))
+            routes.append(_route(name, model, owners))
     for name, model in models.items():
         for adapter in model.adapters:
             if any(adapter == route.name for route in routes):
                 raise ConfigError(f"two models or adapters are called '{adapter}'", param=f"models.{name}.adapters")
-            routes.append(Route(adapter, (), adapter_of=name))
+            routes.append(Route(adapter, adapter_of=name))
     with within("models."):
         return RouteTable(routes)
 
 
-def _route(name: str, model: ModelSettings) -> Route:
+def _route(name: str, model: ModelSettings, owners: Mapping[str, str]) -> Route:
     after = frozenset(map(Failure, model.fallback_on))
     rules = rule_set(name, model.rules, model.default, dry_run=model.dry_run) if model.rules else None
     if rules is not None and (model.replicas or model.versions or model.fallback):
         raise ConfigError(f"'{name}' has rules: replicas and fallbacks are for the models they lead to", param="rules")
-    versions = versions_of(name, model.versions)
-    shares = [PoolShare(pool_name(name, version), *astuple(one.share)) for version, one in versions.items()]
+    versions = routed_versions(name, versions_of(name, model.versions), owners)
     return Route(
         name,
-        tuple(shares) if shares or rules is not None else (PoolShare(name),),
-        versions={version: pool_name(name, version) for version in versions},
+        () if versions or rules is not None else (PoolShare(name),),
+        versions=versions,
         aliases=tuple(model.aliases),
         fallbacks=tuple(Fallback(other, after) for other in model.fallback),
         slow_after_s=model.slow_after_s,
         rules=rules,
+        adapter_of=adapter_owner(name, versions),
+        is_pipeline=any(version.pipeline for version in versions),
     )
 
 

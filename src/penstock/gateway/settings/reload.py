@@ -107,7 +107,7 @@ class Configuration:
 
     def _members_changed(self) -> None:
         pools = self._managed.union(self._membership.pools)
-        self._routes.discover(name for name in sorted(pools) if "@" not in name)
+        self._routes.discover(sorted(pools))
         if self._watch is None:
             return
         slos = {name: self._slos.get(name, self.settings.slo) for name in pools}

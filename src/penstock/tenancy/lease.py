@@ -1,6 +1,6 @@
-"""The lease: of several controllers of one fleet, one acts.
+"""The lease: of several processes that could do a thing, such as the controllers of one fleet, one does it.
 
-A holder renews by raising a counter in the store. Another controller takes over when the counter has stood still for
+A holder renews by raising a counter in the store. Another process takes over when the counter has stood still for
 `lease_s` by its own clock, so that clocks of machines need not agree. Everything the holder writes is fenced by the
 lease's epoch: one that was paused, and has been replaced, writes nothing more.
 """
@@ -41,7 +41,7 @@ class LeaseKeeper:
         self._renewed_at = 0.0
 
     def try_take(self) -> bool:
-        """Whether this controller acts from now on."""
+        """Whether this process acts from now on."""
         found, now = self._book.lease(self._name), self._clock()
         if found != self._seen:
             self._seen, self._seen_at = found, now
@@ -54,7 +54,7 @@ class LeaseKeeper:
 
     @property
     def is_held(self) -> bool:
-        """Whether no other controller can have taken it."""
+        """Whether no other process can have taken it."""
         return self._lease is not None and self._clock() - self._renewed_at < self._lease_s
 
     @contextlib.contextmanager

@@ -1,0 +1,94 @@
+"""Threads of several gateways over one store: one of them runs the rollouts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.core.rollout import RolloutOrder
+from penstock.rollout.desk import start_rollout
+from penstock.rollout.elected import LEASE, ElectedRunner
+from penstock.tenancy import fleet as tables
+from penstock.tenancy.fleet import PoolStatus
+from penstock.tenancy.rollouts import Rollout, RolloutVerb
+from penstock.tenancy.store import Store, open_store
+from tests.waiting import eventually
+
+
+@contextmanager
+def elected(url: str, told: list[list[Rollout]] | None = None, *, dies: bool = False) -> Iterator[ElectedRunner]:
+    """`dies`: it leaves its lease behind, as a process that is killed."""
+    runner = ElectedRunner(open_store(url), lease_s=0.3, every_s=0.02)
+    runner.start(lambda model, version: 2, told.append if told is not None else lambda found: None)
+    yield runner
+    if dies:
+        runner._keeper.release = lambda: None  # type: ignore[method-assign]
+    runner.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'penstock.db'}"
+
+
+def begin(store: Store, *runners: ElectedRunner) -> Rollout:
+    rollout = start_rollout(store, "chat", "v2", plan={"steps": [{"share": 0.1, "max_s": 1e6}, {"share": 1}]})
+    for runner in runners:
+        runner.apply([rollout.order])
+    return rollout
+
+
+def share(store: Store) -> float:
+    return store.routes.show("chat").weights["v2"]
+
+
+def test_a_gateway_sleeps_until_there_is_a_rollout_and_runs_it(store: Store, url: str) -> None:
+    told: list[list[Rollout]] = []
+    with elected(url, told) as runner:
+        eventually(lambda: told == [[]])
+        assert store.fleet.lease(LEASE) is None
+        begun = begin(store, runner)
+        eventually(lambda: share(store) == 10.0)
+        eventually(lambda: [one.id for one in told[-1]] == [begun.id])
+
+
+def test_another_goes_on_when_the_holder_is_killed(store: Store, url: str) -> None:
+    with elected(url) as second:
+        with elected(url, dies=True) as first:
+            begun = begin(store, first)
+            eventually(lambda: share(store) == 10.0)
+        holder = store.fleet.lease(LEASE)
+        second.apply([begun.order])
+        store.rollouts.give(begun.id, RolloutVerb.PROMOTE)
+        eventually(lambda: share(store) == 100.0)
+        assert store.fleet.lease(LEASE) != holder
+
+
+def test_what_a_fleet_runs_is_left_to_its_controller(store: Store, url: str) -> None:
+    lease = store.fleet.take_lease("f", "a", None)
+    assert lease is not None
+    with store.fleet.fenced("f", lease) as execute:
+        for pool in ("chat@v1", "chat@v2"):
+            tables.write_pool(execute, PoolStatus(pool, time.time() + 3600, fleet="f"))
+    told: list[list[Rollout]] = []
+    with elected(url, told) as runner:
+        begun = begin(store, runner)
+        eventually(lambda: store.fleet.lease(LEASE))
+        seen = len(told)
+        eventually(lambda: len(told) > seen + 3)  # rounds
+        assert store.rollouts.get(begun.id) == begun
+        with store.fleet.fenced("f", lease) as execute:
+            tables.write_pool(execute, PoolStatus("chat@v2", time.time() + 3600, fleet="another"))
+        eventually(lambda: share(store) == 10.0)  # no controller has both
+
+
+def test_an_order_wakes_nobody_who_has_nothing_to_do(store: Store, url: str) -> None:
+    with elected(url) as runner:
+        runner.apply(())
+        assert store.fleet.lease(LEASE) is None
+        runner.apply([RolloutOrder("x", "other", "a", "b", 0)])
+        eventually(lambda: store.fleet.lease(LEASE))
