@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.hub.home import penstock_home
 from tests.waiting import GIVE_UP_S, eventually
 
 _ADDRESS = re.compile(r"at http://127\.0\.0\.1:(\d+)")
 _BLOCK = re.compile(r"```(sh|yaml)\n(.*?)```|(Stop )", re.DOTALL)
+T = TypeVar("T")
 _SERVERS = ("penstock serve", "penstock engine", "penstock gateway")
 
 
@@ -95,10 +97,23 @@ class Reader:
                     start_new_session=True,
                 )
             )
-        found = eventually(lambda: _ADDRESS.search(log.read_text()))
+        found = self._wait_for(command, lambda: _ADDRESS.search(log.read_text()))
         assert found is not None
         self._ports[port] = found[1]
-        eventually(lambda: _is_ready(f"http://127.0.0.1:{found[1]}"))
+        self._wait_for(command, lambda: _is_ready(f"http://127.0.0.1:{found[1]}"))
+
+    def _wait_for(self, command: str, look: Callable[[], T]) -> T:
+        """What `look` found of the last server. A failure tells what the servers have printed."""
+        try:
+            found, _ = eventually(
+                lambda: (look(), self.servers[-1].poll()), lambda seen: seen[0] or seen[1] is not None
+            )
+            assert found, f"`{command}` ended with {self.servers[-1].poll()}"
+            return found
+        except AssertionError as error:
+            for log in sorted(self.directory.glob("server-*.log")):
+                error.add_note(f"{log.name}:\n{log.read_text()}")
+            raise
 
     def log(self) -> str:
         """What the last server has written."""
