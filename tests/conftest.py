@@ -15,6 +15,9 @@ from tests.reporting import Reporter
 # Tiny shapes gain nothing from a second torch thread, and on a busy machine every operation would wait for it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# For the whole process, by torch's and gRPC's own code or by ours that imports them.
+_SET_BY_LIBRARIES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GRPC_ENABLE_FORK_SUPPORT", "GLOO_SOCKET_IFNAME"}
+
 use_profiles()
 use_a_home_of_its_own()
 
@@ -38,6 +41,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # Triton reads this when kernels are defined. See tests/devices.py.
 if not has_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_is_left_as_it_was() -> Iterator[None]:
+    """What one file leaves behind, the servers and commands of all later files in the same worker would have."""
+    before = dict(os.environ)
+    yield
+    names = {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}
+    changed = sorted(names - _SET_BY_LIBRARIES)
+    for name in changed:  # so that one file alone is found guilty
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"this file leaves environment variables changed: {', '.join(changed)}"
 
 
 gc.unfreeze = gc.freeze  # the bench and the simulator thaw what is there; see below

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-GIVE_UP_S = 180.0  # a server of a machine that has never run one compiles kernels first
+GIVE_UP_S = 60.0
 LOOK_EVERY_S = 0.005  # at first; later less often, for looks take time from what they wait for
 SELDOM_S = 0.1
 _SHOWN = 2_000  # characters of what was last seen, those at its end

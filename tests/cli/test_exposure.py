@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.api.relay import SECRET_VARIABLE
-from penstock.cli.replicas import _write_config, share_secret
+from penstock.cli.replicas import _write_config, shared_secret
 from penstock.cli.serve import listen, with_secrets
 from penstock.core.config import build
+from penstock.core.errors import ConfigError
 from penstock.core.settings import ServerSettings, Settings
 
 
@@ -39,16 +40,22 @@ def test_a_gateway_and_the_replicas_that_it_starts_share_a_secret_that_no_file_a
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, "")
-    share_secret(None)
-    first = os.environ[SECRET_VARIABLE]
-    assert len(first) > 40
-    monkeypatch.setenv(SECRET_VARIABLE, "")
-    share_secret(None)
-    assert os.environ[SECRET_VARIABLE] != first
-    share_secret("chosen")
+    with shared_secret(None):
+        first = os.environ[SECRET_VARIABLE]
+        assert len(first) > 40
+        with shared_secret(None):
+            assert os.environ[SECRET_VARIABLE] == first
+    with shared_secret(None):
+        assert os.environ[SECRET_VARIABLE] != first
     settings = Settings(server=ServerSettings(host="0.0.0.0", gateway_secret="chosen"))
     written = _write_config(settings, "m", 9001, "both", 2, tmp_path).read_text()
     assert "chosen" not in written
     replica = build(Settings, json.loads(written)).server
     assert (replica.host, replica.port) == ("127.0.0.1", 9001)
-    assert with_secrets(replica).gateway_secret == "chosen"
+    with shared_secret("chosen"):
+        assert with_secrets(replica).gateway_secret == "chosen"
+    assert os.environ[SECRET_VARIABLE] == ""
+    monkeypatch.delenv(SECRET_VARIABLE)
+    with pytest.raises(ConfigError), shared_secret(None):
+        raise ConfigError("it cannot be served")
+    assert SECRET_VARIABLE not in os.environ, "what this process starts later has nothing to do with it"

@@ -92,8 +92,8 @@ def serve_replicas(
     check_torch()
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
-    share_secret(settings.server.gateway_secret)
     with (
+        shared_secret(settings.server.gateway_secret),
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),  # before all else: its imports take longest
         _reserved_ports(counts.most) as ports,
@@ -111,9 +111,18 @@ def template_modules() -> list[str]:
     return modules
 
 
-def share_secret(chosen: str | None) -> None:
-    """The secret is shared with the processes that are started from here on."""
-    os.environ[SECRET_VARIABLE] = chosen or os.environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
+@contextlib.contextmanager
+def shared_secret(chosen: str | None) -> Iterator[None]:
+    """Processes that are started meanwhile share the secret."""
+    before = os.environ.get(SECRET_VARIABLE)
+    os.environ[SECRET_VARIABLE] = chosen or before or secrets.token_urlsafe(32)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SECRET_VARIABLE]
+        else:
+            os.environ[SECRET_VARIABLE] = before
 
 
 async def _serve(

@@ -24,7 +24,7 @@ from penstock.cli.before_serving import check, check_torch
 from penstock.cli.fleet_process import fleet_directory
 from penstock.cli.gateway_process import Opened
 from penstock.cli.pipeline import load_pipelines
-from penstock.cli.replicas import gateway_in_front, run_gateway, share_secret, template_modules, with_transfer
+from penstock.cli.replicas import gateway_in_front, run_gateway, shared_secret, template_modules, with_transfer
 from penstock.cli.store_flags import store_url
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.private_files import make_private, open_private
@@ -56,9 +56,9 @@ def serve_range(
     if settings.server.client_ca is not None:
         raise ConfigError("client_ca is for one replica; a gateway knows its clients by their keys", param="client_ca")
     files = check(settings)
-    share_secret(settings.server.gateway_secret)
     print(loading_message(settings.server.name or default_name(settings.model), settings, files.path), flush=True)
     with (
+        shared_secret(settings.server.gateway_secret),
         name_of_its_own() as name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         TemplateProcess.start(template_modules(), Path(directory)),

@@ -23,7 +23,7 @@ from penstock.cli.gateway_process import Opened
 from penstock.cli.model_names import NamedModel
 from penstock.cli.model_needs import Device, needs_of, shared_device, tensor_needs
 from penstock.cli.pipeline import load_pipelines
-from penstock.cli.replicas import share_secret, template_modules
+from penstock.cli.replicas import shared_secret, template_modules
 from penstock.cli.serve_fleet import name_of_its_own, of_replicas, run_fleet
 from penstock.cli.serve_tensors import UNDERSTOOD, refuse_others
 from penstock.core.config import build, within
@@ -103,7 +103,6 @@ def serve_models(
             needs.append(needs_of(name, entry, each[name], files, device))
             lines.append(loading_message(name, each[name], files.path))
     print(*lines, *check_plan(device, needs, models), sep="\n", flush=True)
-    share_secret(settings.server.gateway_secret)
     rules = Rules(
         device.for_models_bytes,
         min_residence_s=models.min_residence_s,
@@ -115,6 +114,7 @@ def serve_models(
     pinned = [name for name, entry in models.entries().items() if entry.pinned]
     shared = SharedDevice(device.name, rules, needs, pinned, device.fit)
     with (
+        shared_secret(settings.server.gateway_secret),
         name_of_its_own() as fleet_name,
         tempfile.TemporaryDirectory(prefix="penstock-") as directory,
         _side_by_side(device, models),
