@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
 import msgspec
+import pytest
 
 from penstock.core.model_config import ModelConfig
 from penstock.core.settings import EngineSettings
@@ -124,9 +124,9 @@ def assembled(
         draft="the same, or one of other weights" if speculate == "draft" else None,
     )
     draft = RandomCheckpoint(config, draft_seed) if speculate == "draft" else None
-    os.environ[SHARE_VARIABLE] = "1"
     max_blocks = GPU_RANK_BLOCKS if kind == "cuda" and ranks else None
-    with forked() if ranks else contextlib.nullcontext():
+    with pytest.MonkeyPatch.context() as patched, forked() if ranks else contextlib.nullcontext():
+        patched.setenv(SHARE_VARIABLE, "1")
         made = assemble_ranks(RandomCheckpoint(config), config, settings, lambda *_: None, draft, max_blocks=max_blocks)
     soiled(made.rank_runner._kv)  # type: ignore[attr-defined]
     if device != "cpu-overlapped":
