@@ -256,7 +256,9 @@ def report_of(arch: int) -> Report:
     """In a child process. Triton's cache is in the penstock home, by the kernels' source, Triton's own and the target:
     what has not changed is not compiled again, in whichever checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    cache = {"TRITON_CACHE_DIR": str(penstock_home() / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
+    # Triton keeps absolute paths there: by way of this run's own home, the next run would find none of them.
+    directory = (penstock_home() / "triton").resolve()
+    cache = {"TRITON_CACHE_DIR": str(directory), "TRITON_STORE_BINARY_ONLY": "1"}
     child = subprocess.run(
         [sys.executable, "-m", "tests.model.ops.triton.compiler", str(arch)],
         env=environment | cache | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},  # a GPU there is not asked
