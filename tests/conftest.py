@@ -16,7 +16,10 @@ from tests.reporting import Reporter
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # For the whole process, by torch's and gRPC's own code or by ours that imports them.
-_SET_BY_LIBRARIES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GRPC_ENABLE_FORK_SUPPORT", "GLOO_SOCKET_IFNAME"}
+_SET_BY_LIBRARIES = {
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NIXL_LOG_LEVEL"),
+    *("GRPC_ENABLE_FORK_SUPPORT", "GLOO_SOCKET_IFNAME"),
+}
 
 use_profiles()
 use_a_home_of_its_own()
