@@ -44,8 +44,9 @@ def test_prompts_and_decodes_equal_the_reference(dtype: torch.dtype, shape: str,
 @SLOW_INTERPRETED
 @ONE_DTYPE
 def test_contexts_are_split_and_joined(dtype: torch.dtype) -> None:
+    """Values are narrower than a tile: what is beyond them is the next head's, and the next row's."""
     torch.manual_seed(0)
-    both = Both(SMALL, dtype, 64, num_blocks=64)
+    both = Both(Heads(5, 1, 40, value_dim=24), dtype, 64, num_blocks=64)
     both.ours._num_processors = 12  # enough to want chunks
     both.check(both.work(matrix([(1500, 1), (3, 1), (700, 1), (64, 1)], [(200, 1), (3, 1), (64, 1)])))
 
