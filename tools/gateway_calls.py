@@ -1,17 +1,28 @@
-"""Python calls and CPU time of one request at the gateway: `python -m tools.gateway_calls [--names]`.
+"""Calls and CPU time of one request at the gateway: `python -m tools.gateway_calls [--names] [--process]`.
 
 The real `Gateway`, with a tenant and limits that nobody reaches, in front of four upstreams that answer at once and
 without a socket. Calls are counted for one request, which does not depend on the machine; CPU time is the best of some
-rounds. What the sockets, the parser and the logs' threads cost is left out: `penstock bench gateway` has it.
+rounds. What the sockets, the parser and the logs' threads cost is left out.
+
+`--process` has them: all of `penstock gateway` as `penstock bench gateway` starts it, in this process, with sockets, a
+store, the request log and the decision log, and calls of all threads, a request, over two thousand whole answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import logging
+import os
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -92,6 +103,45 @@ class UsageCount:
         self.num += 1
 
 
+class Calls:
+    """Calls of functions: those in Python by name, those in C by who calls them."""
+
+    def __init__(self) -> None:
+        self.python: Counter[str] = Counter()
+        self.c: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Of this thread."""
+        sys.setprofile(self.count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def count(self, frame: FrameType, event: str, function: object) -> None:
+        code = frame.f_code
+        if code.co_filename == __file__:
+            return
+        if event == "call":
+            self.python[f"{_place(code.co_filename)}:{code.co_qualname}"] += 1
+        elif event == "c_call":
+            name = getattr(function, "__qualname__", repr(function))
+            self.c[f"{_place(code.co_filename)}:{code.co_qualname} -> {name}"] += 1
+
+    def show(self, what: str, per: int = 1, *, names: bool) -> str:
+        python, in_c = self.python.total() / per, self.c.total() / per
+        lines = [f"{what}: {python:.0f} calls, {in_c:.0f} calls in C"]
+        for counts in (self.python, self.c) if names else ():
+            lines += [f"  {count / per:6.2f} {name}" for name, count in counts.most_common() if count / per >= 0.05]
+        return "\n".join(lines)
+
+
+def _place(filename: str) -> str:
+    """The file within penstock, or within whatever it is of."""
+    return filename.rpartition("penstock/")[2] if "penstock/" in filename else "/".join(Path(filename).parts[-2:])
+
+
 class Bench:
     def __init__(self) -> None:
         self._answers: list[Receiver] = []
@@ -131,22 +181,12 @@ class Bench:
             receiver.head(ResponseHead(200, {b"content-type": b"application/json", b"content-length": b"170"}))
             receiver.data(WHOLE, True)
 
-    def calls(self, *, stream: bool) -> Counter[str]:
-        """Python functions that one request calls."""
-        counts: Counter[str] = Counter()
-
-        def count(frame: FrameType, event: str, _: object) -> None:
-            if event == "call":
-                code = frame.f_code
-                counts[f"{code.co_filename.rpartition('penstock/')[2]}:{code.co_qualname}"] += 1
-
-        exchange = self.exchange(0, stream=stream)
-        sys.setprofile(count)
-        try:
+    def calls(self, *, stream: bool) -> Calls:
+        """Functions that one request calls."""
+        calls, exchange = Calls(), self.exchange(0, stream=stream)
+        with calls.counted():
             self.run(exchange, stream=stream)
-        finally:
-            sys.setprofile(None)
-        return counts
+        return calls
 
     def cpu_us(self, *, stream: bool) -> float:
         best = float("inf")
@@ -171,21 +211,137 @@ async def measure(*, names: bool) -> None:
     for stream in (False, True):
         for _ in range(50):  # metrics open their series, caches fill
             bench.run(bench.exchange(0, stream=stream), stream=stream)
-        counts = bench.calls(stream=stream)
+        calls = bench.calls(stream=stream)
         num += 51 + ROUNDS * REQUESTS
         what = f"a stream of {EVENTS + 1} events" if stream else "a whole answer"
-        print(f"{what}: {sum(counts.values())} calls, {bench.cpu_us(stream=stream):.1f} us of CPU")
-        if names:
-            for name, count in counts.most_common():
-                print(f"  {count:4d} {name}")
+        print(f"{calls.show(what, names=names)}\n  {bench.cpu_us(stream=stream):.1f} us of CPU")
     bench.check(num)
     bench.gateway.close()
+
+
+# -- the whole process
+
+PROMPT_BYTES, ANSWERS, CLIENTS = 1024, 2048, 4
+_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE)
+
+
+class FakeServer(asyncio.Protocol):
+    """An OpenAI server that has read a request when its body is here."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport, self._read = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        head, end, body = self._read.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
+        if end and len(body) >= length:
+            self._read = b""
+            is_ours = head.startswith(b"POST /v1/chat/completions")
+            self._transport.write(_ANSWER if is_ours else b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+
+
+class FakeClient(asyncio.Protocol):
+    """Sends one request after another, with prompts that have nothing in common."""
+
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self._requests = requests
+        self.num_left = 0
+        self.is_done = asyncio.Event()
+        self.last = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def send(self, number: int) -> None:
+        self.num_left = number
+        self.is_done.clear()
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self.last = data
+        self.num_left -= 1
+        if self.num_left and data.startswith(b"HTTP/1.1 200"):
+            self._transport.write(next(self._requests))
+        else:
+            self.is_done.set()
+
+
+def _requests(key: str) -> Iterator[bytes]:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    for number in itertools.count():
+        content = f"{number:08d}: what is a penstock? ".ljust(PROMPT_BYTES, "x")
+        prompt = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 64}
+        body = msgspec.json.encode(prompt)
+        yield head + b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b" % (key.encode(), len(body), body)
+
+
+async def measure_process(directory: Path, *, names: bool, requests: int) -> None:
+    from penstock.cli.gateway_process import Opened, serve
+    from penstock.gateway.settings.gateway import GatewaySettings
+    from penstock.tenancy.store import open_store
+
+    loop, store = asyncio.get_running_loop(), f"sqlite:///{directory / 'penstock.db'}"
+    with open_store(store) as opened:
+        opened.add_tenant({"id": "bench", "limits": LIMITS})
+        key = opened.create_key("bench").secret
+    servers = [await loop.create_server(FakeServer, "127.0.0.1", 0) for _ in range(REPLICAS)]
+    urls = [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+    models = {"m": {"replicas": urls, "dialect": "openai"}}
+    settings = msgspec.convert({"port": 0, "store": store, "models": models}, GatewaySettings)
+    calls, is_counting = Calls(), False
+
+    def count(frame: FrameType, event: str, function: object) -> None:
+        if is_counting:
+            calls.count(frame, event, function)
+
+    threading.setprofile(count)  # of threads that start from now on
+    started: asyncio.Future[Opened] = loop.create_future()
+    gateway = asyncio.ensure_future(serve(settings, store, started.set_result))
+    port = (await started).listener.getsockname()[1]
+    written = _requests(key)
+    clients = [
+        (await loop.create_connection(lambda: FakeClient(written), "127.0.0.1", port))[1] for _ in range(CLIENTS)
+    ]
+
+    async def run(number: int) -> None:
+        for client in clients:
+            client.send(number // CLIENTS)
+        for client in clients:
+            await client.is_done.wait()
+            assert client.last.startswith(b"HTTP/1.1 200"), client.last
+
+    await asyncio.sleep(1.0)  # the gateway finds out what its upstreams are
+    await run(200)
+    await asyncio.sleep(1.0)  # the logs' threads have written
+    is_counting = True
+    with calls.counted():
+        await run(requests)
+        sys.setprofile(None)
+        await asyncio.sleep(2.0)
+    is_counting = False
+    print(calls.show("a whole answer, all of the process", requests, names=names))
+    gateway.cancel()
+    await asyncio.gather(gateway, return_exceptions=True)
+    for server in servers:
+        server.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--names", action="store_true", help="each function, with its calls")
-    asyncio.run(measure(names=parser.parse_args().names))
+    parser.add_argument("--process", action="store_true", help="all of `penstock gateway`, with sockets and threads")
+    asked = parser.parse_args()
+    if not asked.process:
+        asyncio.run(measure(names=asked.names))
+        return
+    import uvloop
+
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["PENSTOCK_HOME"] = directory
+        logging.getLogger("penstock.gateway.request").setLevel(logging.INFO)
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):  # where the request log goes
+            uvloop.run(measure_process(Path(directory), names=asked.names, requests=ANSWERS))
 
 
 if __name__ == "__main__":
