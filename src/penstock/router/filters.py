@@ -1,5 +1,6 @@
 """Who can take a request at all. A filter is a reason and a function to the replicas it keeps; the first one that
-drops a replica names the reason. Where nothing is to be tested it returns what it was given."""
+drops a replica names the reason. Nearly always none is dropped, and nothing is made then: a filter that drops none
+returns what it was given."""
 
 from __future__ import annotations
 
@@ -26,23 +27,34 @@ class Filter(NamedTuple):
 
 def that_serve_model(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
     model = request.model
-    return [replica for replica in replicas if model in replica.models]
+    for replica in replicas:
+        if model not in replica.models:
+            return [replica for replica in replicas if model in replica.models]
+    return replicas
 
 
 def that_take_work(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
-    # The first half holds nearly always, and is ten times as fast.
-    return [r for r in replicas if (r.state is _READY and now <= r.fresh_until) or r.state_at(now) in _WORKING]
+    for r in replicas:
+        if r.state is not _READY or now > r.fresh_until:
+            return [r for r in replicas if r.state_at(now) in _WORKING]
+    return replicas
 
 
 def that_are_not_tripped(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
-    return [replica for replica in replicas if not replica.is_tripped]
+    for replica in replicas:
+        if replica.is_tripped:
+            return [replica for replica in replicas if not replica.is_tripped]
+    return replicas
 
 
 def that_fit_context(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
     tokens = request.context_tokens
     if tokens is None:
         tokens = request.prompt_tokens + request.max_tokens
-    return [r for r in replicas if tokens <= r.limits.max_model_len and tokens <= r.limits.kv_capacity_tokens]
+    for r in replicas:
+        if tokens > r.limits.max_model_len or tokens > r.limits.kv_capacity_tokens:
+            return [r for r in replicas if tokens <= r.limits.max_model_len and tokens <= r.limits.kv_capacity_tokens]
+    return replicas
 
 
 def that_are_allowed(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
@@ -60,9 +72,12 @@ def that_have_adapter(request: EdgeRequest, replicas: Replicas, now: float) -> R
 def that_answer(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
     """A replica with the role prefill computes prompts for others. Where it is all that is left it answers, rather than
     nobody, if it can: at the cost of the prompts that wait there. One that needs a peer is of no use without."""
-    answering = [replica for replica in replicas if replica.role != "prefill"]
-    if len(answering) == len(replicas) and not any(replica.needs_peer for replica in replicas):
+    for replica in replicas:
+        if replica.role == "prefill" or replica.needs_peer:
+            break
+    else:
         return replicas
+    answering = [replica for replica in replicas if replica.role != "prefill"]
     prefills = {r.kv_layout for r in replicas if r.needs_peer and r.role == "prefill" and _computes(r, now)}
     answering = [r for r in answering if not r.needs_peer or r.kv_layout in prefills]
     return answering or [r for r in replicas if not r.needs_peer]
@@ -86,13 +101,19 @@ DEFAULT_FILTERS = (MODEL, STATE, BREAKER, CONTEXT, ALLOW_LIST, ADAPTER, ROLE)  #
 
 def prefer_ready(replicas: Replicas, now: float) -> Replicas:
     """The degraded are for when nobody else is left."""
-    return [r for r in replicas if r.state is _READY and now <= r.fresh_until] or replicas
+    for r in replicas:
+        if r.state is not _READY or now > r.fresh_until:
+            return [r for r in replicas if r.state is _READY and now <= r.fresh_until] or replicas
+    return replicas
 
 
 def prefer_warm(replicas: Replicas, random01: float) -> Replicas:
     """Slow start: a replica with a share of 0.3 takes part in three picks of ten, unless nobody else is left."""
     luck = (random01 * 997.0) % 1.0  # the tie-break reads the same draw: the multiple keeps the two independent
-    return [r for r in replicas if r.share > luck] or replicas
+    for r in replicas:
+        if r.share <= luck:
+            return [r for r in replicas if r.share > luck] or replicas
+    return replicas
 
 
 def narrowed(request: EdgeRequest, replicas: Replicas, index: PrefixIndex) -> Replicas:

@@ -31,5 +31,8 @@ def power_of_two(totals: Sequence[float], random01: float) -> int:
 def least_worked(replicas: Sequence[ReplicaSnapshot], totals: Sequence[float], picked: int) -> int:
     """Among the replicas that are as good as the picked one, the one with the fewest steps since its start; the picked
     one, if that is among them. Equals are mostly idle, and draws would leave some of them so for long."""
-    equals = [index for index, total in enumerate(totals) if total == totals[picked]]
-    return min(equals, key=lambda index: (replicas[index].load.steps, index != picked))
+    total, found, least = totals[picked], picked, replicas[picked].load.steps
+    for index, replica in enumerate(replicas):
+        if replica.load.steps < least and totals[index] == total:
+            found, least = index, replica.load.steps
+    return found

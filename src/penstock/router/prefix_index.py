@@ -142,7 +142,8 @@ class PrefixIndex:
 
     def held(self, hashes: Sequence[int], replicas: Sequence[ReplicaSnapshot]) -> dict[str, int]:
         """How many of a prompt's first blocks each of these has; who has none is not in it. Not to be changed."""
-        walk = self._walk(hashes)
+        walked = self._walked
+        walk = walked[1] if walked is not None and walked[0] is hashes else self._walk(hashes)
         if not walk:
             return _NOTHING
         if self._answered is not None and self._answered[0] is replicas:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from penstock.core.hashing import ROUTING_TOKENS
 from penstock.core.request import Priority
 
 
 class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
+    """What follows from other fields is stored, since policies ask for it again and again; nobody gives it."""
+
     id: str
     model: str  # the pool it was routed to
     prompt_tokens: int  # counted, or estimated
@@ -32,18 +35,16 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
     adapter: str = ""  # the LoRA adapter that its replica must have; empty: none
     version: str = ""  # that it is measured by, name@version; empty: its route has none. No policy reads it
 
+    output_tokens: int = 0  # what its output probably comes to
+    kv_tokens: int = 0  # what it probably fills
+
+    def __post_init__(self) -> None:
+        expected, most = self.expected_output, self.max_tokens
+        output_tokens = expected if 0 < expected < most else most
+        force_setattr(self, "output_tokens", output_tokens)
+        force_setattr(self, "kv_tokens", self.prompt_tokens + output_tokens if self.holds_cache else 1)
+
     def tokens_of(self, blocks: int) -> int:
         """The prompt's tokens in its first blocks, as far as they need not be computed: the last one always is."""
         tokens = blocks * self.block_tokens
         return tokens if tokens < self.prompt_tokens else self.prompt_tokens - 1
-
-    @property
-    def output_tokens(self) -> int:
-        """What it probably comes to."""
-        expected, most = self.expected_output, self.max_tokens
-        return expected if 0 < expected < most else most
-
-    @property
-    def kv_tokens(self) -> int:
-        """What it probably fills."""
-        return self.prompt_tokens + self.output_tokens if self.holds_cache else 1

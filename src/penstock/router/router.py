@@ -91,7 +91,7 @@ class Router:
         dropped: dict[str, str] = {}
         for reason, keep in self._filters:
             kept = keep(request, replicas, now)
-            if len(kept) != len(replicas):
+            if kept is not replicas:
                 ids = {replica.id for replica in kept}
                 dropped.update((replica.id, reason) for replica in replicas if replica.id not in ids)
                 replicas = kept
@@ -138,7 +138,8 @@ class Router:
         index = strategy.index if request.hashes else None
         if index is not None:
             index.expire(now)
-        usable = self.narrowed(request, usable, now)
+        if len(usable) > _MANY:
+            usable = self.narrowed(request, usable, now)
         usable = prefer_warm(prefer_ready(usable, now), request.random01)
         scores: dict[str, list[float]] = {}
         totals: list[float] = []
