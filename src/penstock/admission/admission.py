@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
 from penstock.admission.expected import Expected
-from penstock.admission.ledger import Entry, Ledger, cost, expected_cost
+from penstock.admission.ledger import Entry, cost, expected_cost
 from penstock.admission.loads import ReplicaLoads
 from penstock.admission.queue import Line, ModelQueue, Waiting
 from penstock.admission.refusal import (
@@ -72,7 +72,7 @@ class Admission:
         self._holds: Mapping[str, float] = {}
         self._expected: Mapping[str, Expected] = {}
         self._loads = ReplicaLoads()
-        self._ledger = Ledger()
+        self._ledger: dict[str, Entry] = {}  # of admitted requests, until they are finished
         self._models: dict[str, _Model] = {}
         self._deadlines: list[tuple[float, str, str]] = []  # deadline, request, model
         self._news: list[Decision] = []
@@ -188,7 +188,8 @@ class Admission:
         if entry is not None and entry.started_at is None:
             counted = _prefill_counted(entry, entry.sent_tokens, self._loads.base(entry.replica_id))
             self._loads.change(entry.replica_id, now, 0, -counted, 0)
-            self._leave_source(entry, now)
+            if entry.source_id:
+                self._leave_source(entry, now)
             entry.started_at = now
 
     def finished(self, request_id: str, now: float, used: Used | None = None) -> Entry | None:
@@ -196,7 +197,7 @@ class Admission:
 
         Without `used` it counts, for fairness, as having taken all that it might have.
         """
-        entry = self._ledger.settle(request_id)
+        entry = self._ledger.pop(request_id, None)
         if entry is None:
             for model in self._models.values():
                 model.queue.remove(request_id)
@@ -205,7 +206,7 @@ class Admission:
         self._leave_replica(entry, now, used)
         model.shares.release(request.tenant)
         if used is not None:
-            model.queue.settle(request, cost(*used) - expected_cost(request))
+            model.queue.settle(request, cost(used.prompt_tokens, used.output_tokens) - expected_cost(request))
         return entry
 
     def reroute(
@@ -237,7 +238,8 @@ class Admission:
         if choice.replica is None:
             return None
         self._leave_replica(entry, now, None)
-        self._add_source(request, choice, now)
+        if choice.replica.kv_address:
+            self._add_source(request, choice, now)
         if is_begun and (moved_from := self._loads.base(origin)) is not None:
             self.router.add_origin(request, choice, moved_from, known_tokens)
         entry.replica_id, entry.sent_at = choice.replica.id, now
@@ -280,19 +282,17 @@ class Admission:
         """A pick among the replicas with room; None: none has room."""
         if not usable:
             return None
-        free: list[ReplicaSnapshot] = []
         places_kept = self._models[request.model].shares.places_kept(request.tenant, len(usable))
         some = self.router.narrowed(request, usable, now)
         for looked_at in (some, usable) if some is not usable else (usable,):  # at all of very many only if need be
-            saved = self.router.saved_tokens(request, looked_at, now)
+            saved, free = self.router.saved_tokens(request, looked_at, now), looked_at
             for replica in looked_at:
-                reason = None
-                if replica.sequences:
+                if replica.sequences:  # who fits a replica at all fits an empty one
                     reason = blocked_by(request, replica, ceiling, places_kept, saved.get(replica.id, 0))
-                if reason is None:  # who fits a replica at all fits an empty one
-                    free.append(replica)
-                else:
-                    dropped[replica.id] = reason
+                    if reason is not None:
+                        dropped[replica.id], free = reason, ()
+            if free is not looked_at:
+                free = [replica for replica in looked_at if replica.id not in dropped]
             if free:
                 return self.router.pick_among(request, free, now, dropped)
         return self._choose_split(request, usable, now, ceiling, places_kept, dropped)
@@ -344,14 +344,16 @@ class Admission:
 
     def _admit(self, model: _Model, request: EdgeRequest, choice: Choice, since: float, now: float) -> Admit:
         assert choice.replica is not None
-        self._add_source(request, choice, now)
+        if choice.replica.kv_address:
+            self._add_source(request, choice, now)
         replica, source = choice.replica, choice.source
         tokens = _prefill_tokens(choice, request.prompt_tokens, request.prompt_tokens)
         waited_s = now - since
         sent_s = expected_ttft_s(request, replica, choice.saved_tokens) if source is None else source.ttft_s
         ttft_s = waited_s + sent_s
         entry = Entry(request, replica.id, now, ttft_s, now, tokens)
-        self._ledger.enter(entry)
+        assert request.id not in self._ledger
+        self._ledger[request.id] = entry
         self._send(entry, choice, now)
         model.shares.hold(request.tenant)
         return Admit(request, choice, replica.id, waited_s, ttft_s)
@@ -438,10 +440,9 @@ class Admission:
             self._news.append(replace(refused, detail=detail, is_expected=eta_s is not None))
 
     def _add_source(self, request: EdgeRequest, choice: Choice, now: float) -> None:
-        """A replica without room for the request may still hold its prompt, or compute it."""
-        if choice.replica is not None and choice.replica.kv_address:
-            replicas = self._loads.of_model(request.model)
-            self.router.add_source(request, choice, replicas, now, self.slo(request.model))
+        """A replica without room for the request may still hold its prompt, or compute it, for one with a KV
+        transfer."""
+        self.router.add_source(request, choice, self._loads.of_model(request.model), now, self.slo(request.model))
 
     def _send(self, entry: Entry, choice: Choice, now: float) -> None:
         """Counts a request at the replica that answers it, and its prompt at the one that computes it."""
@@ -452,16 +453,15 @@ class Admission:
         self.router.routed(entry.request, choice, now)
 
     def _leave_source(self, entry: Entry, now: float) -> None:
-        """The prompt is computed, or nobody waits for it any more."""
-        if not entry.source_id:
-            return
+        """The prompt that another replica computes is ready, or nobody waits for it any more."""
         counted = _prefill_counted(entry, entry.source_tokens, self._loads.base(entry.source_id))
         self._loads.change(entry.source_id, now, -1, -counted, -entry.request.prompt_tokens)
         entry.source_id, entry.source_tokens = "", 0
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
         """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""
-        self._leave_source(entry, now)
+        if entry.source_id:
+            self._leave_source(entry, now)
         replica, kv = self._loads.base(entry.replica_id), entry.request.kv_tokens
         if replica is None:
             return

@@ -16,7 +16,7 @@ def cost(prompt_tokens: int, output_tokens: int) -> int:
 
 def expected_cost(request: EdgeRequest) -> int:
     """What a request will probably cost; its end settles the difference."""
-    return cost(request.prompt_tokens, request.output_tokens)
+    return request.prompt_tokens + OUTPUT_WEIGHT * request.output_tokens
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -29,25 +29,3 @@ class Entry(msgspec.Struct, gc=False):
     started_at: float | None = None  # its first token
     source_id: str = ""  # of the replica that computes its prompt for the present one; empty: none does
     source_tokens: int = 0  # what that has to prefill
-
-
-class Ledger:
-    def __init__(self) -> None:
-        self._open: dict[str, Entry] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._open
-
-    def get(self, request_id: str) -> Entry | None:
-        return self._open.get(request_id)
-
-    def enter(self, entry: Entry) -> None:
-        assert entry.request.id not in self._open
-        self._open[entry.request.id] = entry
-
-    def settle(self, request_id: str) -> Entry | None:
-        """The entry, the first time; None ever after."""
-        return self._open.pop(request_id, None)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.core.replica import ReplicaSnapshot
 
 
-class Change(NamedTuple):
+class Change(msgspec.Struct, frozen=True, gc=False):
     at: float
     sequences: int
     prefill_tokens: int
@@ -22,34 +23,26 @@ class Change(NamedTuple):
 class _Load:
     """The snapshot is made anew when somebody looks: three events of a request are one."""
 
-    __slots__ = ("_changes", "_kv_tokens", "_prefill_tokens", "_sequences", "base", "known")
+    __slots__ = ("base", "changes", "known", "kv_tokens", "prefill_tokens", "sequences")
 
     def __init__(self, base: ReplicaSnapshot) -> None:
         self.base = base  # what it said itself
-        self._changes: deque[Change] = deque()  # of one that reports: the others' next snapshot counts nothing
-        self._sequences = self._prefill_tokens = self._kv_tokens = 0
+        self.changes: deque[Change] = deque()  # of one that reports: the others' next snapshot counts nothing
+        self.sequences = self.prefill_tokens = self.kv_tokens = 0  # that the snapshot does not count
         self.known: ReplicaSnapshot | None = base  # None: something has happened since
 
     def current(self) -> ReplicaSnapshot:
-        self.known = known = self.base.with_sent(self._sequences, self._prefill_tokens, self._kv_tokens)
+        self.known = known = self.base.with_sent(self.sequences, self.prefill_tokens, self.kv_tokens)
         return known
-
-    def add(self, at: float, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
-        if self.base.reports:
-            self._changes.append(Change(at, sequences, prefill_tokens, kv_tokens))
-        self._sequences += sequences
-        self._prefill_tokens += prefill_tokens
-        self._kv_tokens += kv_tokens
-        self.known = None
 
     def rebase(self, base: ReplicaSnapshot) -> None:
         self.base = base
         self.known = None
-        while self._changes and self._changes[0].at <= base.taken_at:
-            counted = self._changes.popleft()
-            self._sequences -= counted.sequences
-            self._prefill_tokens -= counted.prefill_tokens
-            self._kv_tokens -= counted.kv_tokens
+        while self.changes and self.changes[0].at <= base.taken_at:
+            counted = self.changes.popleft()
+            self.sequences -= counted.sequences
+            self.prefill_tokens -= counted.prefill_tokens
+            self.kv_tokens -= counted.kv_tokens
 
 
 class ReplicaLoads:
@@ -82,8 +75,14 @@ class ReplicaLoads:
 
     def change(self, replica_id: str, at: float, sequences: int, prefill_tokens: int, kv_tokens: int) -> None:
         load = self._loads.get(replica_id)
-        if load is not None:
-            load.add(at, sequences, prefill_tokens, kv_tokens)
+        if load is None:
+            return
+        if load.base.reports:
+            load.changes.append(Change(at, sequences, prefill_tokens, kv_tokens))
+        load.sequences += sequences
+        load.prefill_tokens += prefill_tokens
+        load.kv_tokens += kv_tokens
+        load.known = None
 
     def _index(self) -> None:
         self._by_model = {}

@@ -216,7 +216,7 @@ class ModelQueue:
 
     def redeem(self, request: EdgeRequest) -> None:
         """The request came: what was promised to it is kept no longer."""
-        promise = self.promised(request)
+        promise = self._promises.find((request.priority, request.tenant, request.fingerprint))
         if promise is not None:
             self._promises.end(promise)
             self.line(request).keep_no_longer(promise.cost)
