@@ -57,7 +57,7 @@ class Received:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def head(self, head: ResponseHead) -> None:
-        self.status, self.headers = head
+        self.status, self.headers = head.status, head.headers
 
     def data(self, data: bytes, is_last: bool) -> None:
         self.body += data

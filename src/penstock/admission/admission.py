@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.admission.decision import Admit, Decision, Queued, Shed, ShedReason
@@ -45,7 +45,7 @@ _SCAN = 64  # how many blocked lines to look past
 _SOON_S = 0.5  # who comes back this much too early is let in
 
 
-class Used(NamedTuple):
+class Used(msgspec.Struct, frozen=True, gc=False):
     """What a request really took."""
 
     prompt_tokens: int
@@ -467,7 +467,8 @@ class Admission:
             return
         if replica.taken_at >= entry.sent_at:
             growth = int(replica.mean_output_tokens / 2)
-            kv = min(kv, (sum(used) if used is not None else entry.sent_tokens) + growth)
+            known = used.prompt_tokens + used.output_tokens if used is not None else entry.sent_tokens
+            kv = min(kv, known + growth)
         self._loads.change(entry.replica_id, now, -1, -_prefill_counted(entry, entry.sent_tokens, replica), -kv)
 
 

@@ -11,9 +11,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.console.history import COLUMNS, Backlog, History
@@ -52,12 +53,12 @@ class Source(Protocol):
 Viewer = Callable[[bytes], None]
 
 
-class _Ended(NamedTuple):
+class _Ended(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     facts: RequestFacts
 
 
-class _Chosen(NamedTuple):
+class _Chosen(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     request: EdgeRequest
     choice: Choice
@@ -84,7 +85,7 @@ class Feed:
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
-        kept = facts if len(facts.steps) <= MAX_STEPS else facts._replace(steps=facts.steps[:MAX_STEPS])
+        kept = facts if len(facts.steps) <= MAX_STEPS else replace(facts, steps=facts.steps[:MAX_STEPS])
         self._new_requests.append(_Ended(time.time(), kept))
         self._history.ended(facts, counts_output=not self._source.says_output(facts.replica))
         self._source.ended(facts)
@@ -182,11 +183,11 @@ class Feed:
 
     def _request_rows(self, ended: list[_Ended]) -> list[RequestRow]:
         names = self._source.names()
-        return [request_row(at_s, facts, names.get(facts.replica, facts.replica)) for at_s, facts in ended]
+        return [request_row(one.at_s, one.facts, names.get(one.facts.replica, one.facts.replica)) for one in ended]
 
     def _decision_rows(self, chosen: list[_Chosen]) -> list[DecisionRow]:
         names = self._source.names()
-        return [decision_row(at_s, request, choice, names) for at_s, request, choice in chosen]
+        return [decision_row(one.at_s, one.request, one.choice, names) for one in chosen]
 
 
 def _event(kind: str, document: object) -> bytes:

@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
     base: str = ""  # the model's name, for those that want that beside it
 
 
-class RequestOptions(NamedTuple):
+class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     """What the gateway adds to a request. The default adds nothing."""
 
     priority: Priority = Priority.NORMAL
@@ -47,7 +47,7 @@ class RequestOptions(NamedTuple):
 NOTHING = RequestOptions()
 
 
-class Outgoing(NamedTuple):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     hides_usage: bool = False  # of a stream: its client did not ask for it
 

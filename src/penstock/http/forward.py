@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.http.call import Call, Failure
 from penstock.http.exchange import Sink
@@ -35,7 +36,7 @@ class End(StrEnum):
     FAILED_AFTER = "upstream_failed_after_first_byte"  # the exchange is still open: carry it on, end it or abort it
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     end: End
     status: int | None  # None: no head came
     num_bytes: int  # of the body, passed on by this forwarding

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.api.errors import convention_at, error_headers
 from penstock.core.errors import PenstockError
@@ -29,27 +30,24 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.en
 class Request:
     """What a client sent, complete. The body is the client's bytes, untouched (joined, where it came in pieces)."""
 
-    __slots__ = ("body", "headers", "method", "target", "upload")
+    __slots__ = ("body", "headers", "method", "path", "target", "upload")
 
     def __init__(
         self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, upload: Upload | None = None
     ) -> None:
         self.method = method
         self.target = target
+        self.path = target.partition(b"?")[0]
         self.headers = headers  # by lower-case name; of a repeated header the last
         self.body = body
         self.upload = upload  # what took the body piece by piece, in place of `body`
-
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
 
     @property
     def query(self) -> bytes:
         return self.target.partition(b"?")[2]
 
 
-class ResponseHead(NamedTuple):
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """What an upstream says before the body."""
 
     status: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from penstock.core.config import nearest, shown
@@ -93,10 +94,17 @@ class Route:
         """That its replicas must have; empty: none, or that is for its versions to say."""
         return self.name if self.adapter_of is not None and not self.versions else ""
 
-    @property
+    @cached_property
     def model(self) -> str:
         """The name that a tenant must be allowed."""
         return self.name if self.version_of is None else self.version_of
+
+    @cached_property
+    def _only_target(self) -> Target | None:
+        """What answers all of its requests; None: there are several."""
+        if self.versions or self.is_pipeline or len(self.pools) != 1:
+            return None
+        return Target(self.pools[0].pool, self.pools[0].version, self.adapter)
 
     @property
     def own_pools(self) -> tuple[PoolShare, ...]:
@@ -111,6 +119,8 @@ class Route:
 
     def target(self, bucket: float) -> Target:
         """What a lot in [0, 1) falls to, always the same while the weights are: a session has one lot."""
+        if self._only_target is not None:
+            return self._only_target
         if self.versions:
             keys = {self.key(version): version for version in self.versions}
             key = race(bucket, [(key, version.weight) for key, version in keys.items()])
@@ -136,6 +146,8 @@ class Route:
 
     def shadows(self, bucket: float, answered: str) -> list[Target]:
         """Those that are sent a copy of what the version `answered`, by its key, has answered."""
+        if not self.versions:
+            return []
         return [
             version.target(key, bucket)
             for version in self.versions

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.gateway.monitor.state import GatewayState, state_of
@@ -127,7 +128,7 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     recorder = GatewayRecorder()
     for number in range(300):
         for _ in range(2):
-            recorder.ended(facts(f"t{number}")._replace(device_s=0.5))
+            recorder.ended(replace(facts(f"t{number}"), device_s=0.5))
     found = {key: value for key, value in samples(recorder).items() if key[0].startswith("tenant_")}
     assert len(found) == (3 + 1) * 201
     assert found["tenant_tokens_total", "t199", "input"] == 14

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import ConfigError
 from penstock.gateway.records.facts import Ending, RequestFacts
@@ -47,7 +48,7 @@ def facts(tenant: str = "acme", **more: object) -> RequestFacts:
         device_s=0.0125,
         kv_block_s=3.5,
     )
-    return known._replace(**more)
+    return replace(known, **more)
 
 
 def lines(settings: LogSettings, *all_facts: RequestFacts, body: bytes | None = None) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.api import relay, server_timing
 from penstock.dialects.usage import StreamTally
 from penstock.gateway.endpoint_picker.endpoints import Endpoints
@@ -229,7 +231,7 @@ class PickedRequest(JourneyShell):
         if found is None:
             return TokenUsage(prompt, self._tally.output_tokens if self.is_stream else self._size.most_used[1])
         if not found.input_tokens:
-            return found._replace(input_tokens=prompt)
+            return replace(found, input_tokens=prompt)
         self._size.learn(found.input_tokens)
         return found
 

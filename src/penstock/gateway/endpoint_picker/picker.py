@@ -115,7 +115,7 @@ class EndpointPicker(Gateway):
         # Envoy sends it: nobody tells its replica where KV blocks can be pulled from.
         allowed = self.endpoints.allowed(exchange.subset)
         request = msgspec.structs.replace(sized.request, allowed=allowed, can_pull=False)
-        sized, most = sized._replace(request=request), self.picking.max_fallbacks
+        sized, most = msgspec.structs.replace(sized, request=request), self.picking.max_fallbacks
         PickedRequest(self._picked, self.endpoints, most, exchange, sized).begin()
 
     def _anywhere(self, exchange: PickExchange) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Monitor(Subscriber):
             self.watch.quarantined(facts.model, facts.tenant, facts.fingerprint, self._clock.now())
         if facts.is_batch:
             return
-        self.watch.ended(facts if name == facts.replica else facts._replace(replica=name))
+        self.watch.ended(facts if name == facts.replica else replace(facts, replica=name))
 
     def chose(self, request: EdgeRequest, choice: Choice) -> None:
         pass

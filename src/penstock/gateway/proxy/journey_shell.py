@@ -4,7 +4,8 @@ admission decides. It knows neither how a request is sent nor who writes its ans
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.admission.decision import Admit, Decision, Shed
 from penstock.core.request import KvSource
@@ -19,7 +20,7 @@ from penstock.router.router import Choice
 from penstock.tenancy.limits.quota import Quota
 
 
-class SizedRequest(NamedTuple):
+class SizedRequest(msgspec.Struct, frozen=True, gc=False):
     routed: RoutedRequest
     request: EdgeRequest
     size: Size

@@ -55,7 +55,7 @@ class ProxiedRequest(JourneyShell):
     __slots__ = ("_held", "_reservation", "_services", "_sink", "_upstream")
 
     def __init__(self, services: ProxyServices, sized: SizedRequest) -> None:
-        routed, _, size, body, quota, chain = sized
+        routed, size, quota, chain = sized.routed, sized.size, sized.quota, sized.chain
         self._services = services
         self._sink: Sink = routed.exchange
         self._held: HeldRequest | None = None  # while it waits for want of a replica
@@ -69,7 +69,9 @@ class ProxiedRequest(JourneyShell):
         account = RequestAccounting(services.accounting, routed, self._reservation)
         journey = Journey(services.failover.retries, has_fallbacks=chain is not None)
         super().__init__(sized, journey, account)
-        self._upstream = UpstreamRequest(services.upstream, routed, size, body, chain, journey, account, self._run)
+        self._upstream = UpstreamRequest(
+            services.upstream, routed, size, sized.body, chain, journey, account, self._run
+        )
 
     def begin(self) -> None:
         self._sink.watcher = self

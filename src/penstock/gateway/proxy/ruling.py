@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.gateway.records.device_time import DeviceTime
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.observe import gateway_catalog as catalog
@@ -56,7 +58,7 @@ class RuleTally:
             counts.output.value += usage.output_tokens
             chosen = ruling.pool if ruling.dry_run else pool
             by_default, by_rule = (
-                (usage if one == pool else usage._replace(work=times.estimate(one, usage))).nanos(prices.get(one, FREE))
+                (usage if one == pool else replace(usage, work=times.estimate(one, usage))).nanos(prices.get(one, FREE))
                 for one in (ruling.default_pool, chosen)
             )
             counts.saved.value += (by_default - by_rule) / NANOS

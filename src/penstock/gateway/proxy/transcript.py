@@ -3,6 +3,8 @@ on, also if the client gets it as a whole; of any other stream a count of its ev
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.api.relay import COST_HEADER, StreamRecord, is_whole, read_cost, sealed
 from penstock.core.request import Cost
 from penstock.dialects.usage import StreamTally
@@ -89,14 +91,14 @@ class Transcript:
         ):  # in Anthropic's streams that may be said at the beginning only
             first = find_usage(self._tally.head) if self._tally is not None else None
             prompt_tokens = first.input_tokens if first is not None else 0
-            found = found._replace(input_tokens=prompt_tokens or self._size.most_used[0])
+            found = replace(found, input_tokens=prompt_tokens or self._size.most_used[0])
         if found is None and record is not None and (prompt := record.prompt_tokens) is not None:
             found = TokenUsage(prompt, *record.counts)
         if found is None:
             return None
         self._size.learn(found.input_tokens)
         work = self._cost if record is None else record.cost
-        return found if work is None else found._replace(work=work)
+        return found if work is None else replace(found, work=work)
 
     def guess(self) -> TokenUsage:
         """Charge for an answer whose client left before its usage came: the events that passed, or all it might get."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from penstock.admission.admission import Used
 from penstock.api.relay import StreamRecord
 from penstock.core.errors import PenstockError
@@ -92,7 +94,7 @@ class RequestAccounting:
             if usage.work is not None:
                 services.device_time.learn(model, usage, usage.work)
             elif ending is Ending.CLIENT_GONE:  # else its replica would have said at the end what it took
-                usage = usage._replace(work=services.device_time.estimate(model, usage))
+                usage = replace(usage, work=services.device_time.estimate(model, usage))
             self._charge.close(model, usage, _name_in_books(request))
             if routed.surface.generates:
                 services.lengths.learn(request.tenant, model, usage.output_tokens)

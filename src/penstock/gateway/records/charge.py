@@ -71,7 +71,8 @@ class RequestCharge:
         before, self._charged = self._charged, usage
         caller = self._routed.caller
         price = self._price(model)
-        input_tokens, output_tokens, cached_tokens, work = usage
+        input_tokens, output_tokens, cached_tokens = usage.input_tokens, usage.output_tokens, usage.cached_tokens
+        work = usage.work
         cost = usage.nanos(price) if price is not FREE else 0
         if before is not _NOTHING:
             cost -= before.nanos(price)

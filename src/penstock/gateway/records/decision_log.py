@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 
 from penstock.core.private_files import make_private, open_private
-from penstock.gateway.records.decisions import LENGTH, MAGIC, NUM_FILES, decided, ended, file_names
+from penstock.gateway.records.decisions import LENGTH, MAGIC, NUM_FILES, Decided, decided, ended, file_names
 from penstock.gateway.records.facts import RequestFacts
 from penstock.observe.backlog import Backlog
 from penstock.router.request import EdgeRequest
@@ -29,7 +29,7 @@ _BATCH = 64  # entries of one block
 _encoder = msgspec.msgpack.Encoder()
 
 
-class _Made(NamedTuple):
+class _Made(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     request: EdgeRequest
     choice: Choice
@@ -67,7 +67,7 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
     # -- the thread
 
     def write(self, batch: list[_Made | RequestFacts]) -> None:
-        entries = [decided(*one) if isinstance(one, _Made) else ended(one) for one in batch]
+        entries = [ended(one) if isinstance(one, RequestFacts) else _decided(one) for one in batch]
         block = zlib.compress(_encoder.encode(entries), 1)
         self._append(LENGTH.pack(len(block)) + block)
 
@@ -88,6 +88,10 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
         for older, newer in zip(names[::-1], names[-2::-1], strict=False):
             if newer.exists():
                 newer.rename(older)
+
+
+def _decided(made: _Made) -> Decided:
+    return decided(made.at_s, made.request, made.choice, made.now, made.route, made.version, made.rule)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.api.errors import http_error
 from penstock.core.errors import PenstockError
@@ -17,7 +18,7 @@ class Ending(StrEnum):
     CLIENT_GONE = "client_gone"
 
 
-class RequestFacts(NamedTuple):
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     """One request, over. Times are in seconds from its arrival; None: it did not get so far."""
 
     id: str

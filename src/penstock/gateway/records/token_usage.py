@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.core.request import Cost
 from penstock.tenancy.prices import Price
@@ -13,7 +14,7 @@ _KEY = b'"usage":'
 MAX_TOKENS = 2**40  # of one request: what says more is no count of tokens, and no store could hold a few of them
 
 
-class TokenUsage(NamedTuple):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0

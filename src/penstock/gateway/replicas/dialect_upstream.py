@@ -12,8 +12,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 from uuid import uuid4
+
+import msgspec
+from msgspec.structs import replace
 
 from penstock.api.errors import error_body, http_error
 from penstock.api.responses import parse_responses
@@ -54,7 +56,7 @@ class DialectUpstream(Upstream):
 
     def wishing(self, options: RequestOptions, target: bytes, body: bytes) -> PreparedRequest:
         dialect = self.dialect or OPENAI
-        options = options._replace(usage=self.asks_usage)
+        options = replace(options, usage=self.asks_usage)
         if target == RESPONSES:
             return PreparedRequest(self, self._as_chat(dialect, options, body))
         return PreparedRequest(self, self._prepare(dialect, options, self.forward_fields, target, body))
@@ -71,8 +73,7 @@ class DialectUpstream(Upstream):
         return self.send_prepared(prepared, headers, receiver)
 
     def send_prepared(self, prepared: _Request, headers: bytes, receiver: Receiver) -> Call:
-        target, body, received_by = prepared
-        return super().send(b"POST", target, headers, body, received_by(receiver))
+        return super().send(b"POST", prepared.target, headers, prepared.body, prepared.received_by(receiver))
 
     def _prepare(
         self,
@@ -84,9 +85,9 @@ class DialectUpstream(Upstream):
     ) -> _Request:
         is_native = dialect.native is not None and target in (CHAT, COMPLETIONS)
         if is_native:
-            options = options._replace(usage=False)  # what is translated has one
+            options = replace(options, usage=False)  # what is translated has one
         if not self.takes_priority:
-            options = options._replace(priority=Priority.NORMAL)
+            options = replace(options, priority=Priority.NORMAL)
         minds_priority = options.priority is not Priority.NORMAL and dialect.priority is not None
         outgoing = prepare(dialect, target, body, options, forward_fields)
         if is_native:
@@ -109,7 +110,7 @@ class DialectUpstream(Upstream):
             answer = ChatAnswer(request)
             return prepared.received_by(_Translates(receiver, dialect, answer, bool(request.stream)))
 
-        return prepared._replace(received_by=received_by)
+        return replace(prepared, received_by=received_by)
 
     def _translate(self, dialect: Dialect, target: bytes, body: bytes) -> _Request:
         assert dialect.native is not None
@@ -139,7 +140,7 @@ class DialectUpstream(Upstream):
         return call
 
 
-class _Request(NamedTuple):
+class _Request(msgspec.Struct, frozen=True, gc=False):
     """A request in its server's dialect, and what its answer goes through on the way back."""
 
     target: bytes
@@ -162,7 +163,7 @@ class PreparedRequest(Upstream):
 
     def with_body(self, body: bytes) -> PreparedRequest:
         """The same request with something more that servers of this kind are told."""
-        return PreparedRequest(self._upstream, self._prepared._replace(body=body))
+        return PreparedRequest(self._upstream, replace(self._prepared, body=body))
 
     def send(self, method: bytes, target: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         return self._upstream.send_prepared(self._prepared, headers, receiver)
@@ -278,7 +279,7 @@ class _Translates:
 
     def _tell(self) -> None:
         assert self._head is not None
-        status, headers = self._head
+        status, headers = self._head.status, self._head.headers
         answer = Answer(status, headers, self._body)
         if status == 200:
             try:
