@@ -17,6 +17,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 _BUCKET_S = 5.0
 _MAX_FAILURES = 512  # that are remembered of a window
 
@@ -39,8 +41,7 @@ class BreakerState(enum.StrEnum):
     HALF_OPEN = "half_open"
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One request that went through. It must end once: a trial that nobody ends keeps its place."""
 
     breaker: CircuitBreaker
@@ -108,9 +109,9 @@ class CircuitBreaker:
 
     def begin(self, now: float, source: str = "") -> Attempt | None:
         """Let one request through, or not."""
-        if self.is_tripped(now):
-            return None
         if not self.is_closed:
+            if self.is_tripped(now):
+                return None
             self._trials += 1
         return Attempt(self, self._epoch, source)
 

@@ -66,7 +66,7 @@ class LocalLimiter:
             self._open(tenant, Quota(), self._now(), found)
 
     def reserve(self, tenant: str, quota: Quota, tokens: int, *, caller: int = 0) -> Reservation | Refusal:
-        now = self._now()
+        now = int(self._clock() * US)
         account = self._accounts.get(tenant)
         if account is None:
             account = self._open(tenant, quota, now)
@@ -81,7 +81,7 @@ class LocalLimiter:
     def settle(self, held: Held, used: int) -> None:
         assert isinstance(held, Reservation)
         if held.account is not None:
-            held.account.settle(held, used, self._now())
+            held.account.settle(held, used, int(self._clock() * US))
 
     def release(self, held: Held) -> None:
         assert isinstance(held, Reservation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.tenancy.limits.pacer import Pacer
@@ -21,17 +22,14 @@ _MEMORY = 10  # requests or so, in the mean time that one stays open
 Note = Callable[[Slot, int, int], None]  # a slot, and the change of its requests and tokens
 
 
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """Requests and tokens taken for one request. Settled or released once; a second time does nothing."""
 
-    __slots__ = ("account", "admitted", "slot", "tokens", "used")
-
-    def __init__(self, account: TenantLimits, tokens: int, now: int, slot: Slot | None) -> None:
-        self.account: TenantLimits | None = account  # None once it is closed
-        self.tokens = tokens
-        self.admitted = now
-        self.used = 0  # what is known to be used so far: the bill if its holder dies
-        self.slot = slot
+    account: TenantLimits | None  # None once it is closed
+    tokens: int
+    admitted: int  # when
+    slot: Slot | None
+    used: int = 0  # what is known to be used so far: the bill if its holder dies
 
 
 class TenantLimits:
@@ -66,7 +64,8 @@ class TenantLimits:
         costs = (1, tokens)
         own = self._places.remove(caller) if self._places.by_due else None
         came_as_told = own is not None and own.due - EARLY <= now and own.covers(costs)
-        has_room = self._has_room(costs, 0, now) and (came_as_told or self._is_in_pace(costs))
+        is_in_pace = came_as_told or not self._pacers or self._is_in_pace(costs)
+        has_room = is_in_pace and self._has_room(costs, 0, now)
         if has_room and self._may_open(now, came_as_told):
             if own is not None and own.costs[TOKENS] and not tokens:
                 self._places.add(own)  # it only knocks, and will ask for its tokens next
@@ -111,21 +110,26 @@ class TenantLimits:
         now = self._at = max(now, self._at)
         if self._places.by_due:
             self._places.expire(now)
-        while self.slots and self.slots[0].newest + MINUTE <= now:
-            self.slots.popleft()
-        for window in self.windows:
-            window.advance(now)
+        if self.slots and self.slots[0].newest + MINUTE <= now:  # else no window has one to let go of
+            while self.slots and self.slots[0].newest + MINUTE <= now:
+                self.slots.popleft()
+            for window in self.windows:
+                window.advance(now)
         for pacer in self._pacers:
             pacer.advance(now)
         return now
 
     def _may_open(self, now: int, came_as_told: bool) -> bool:
         limit = self.quota.concurrency
-        return limit is None or self.in_use + (0 if came_as_told else self._places.num_due(now)) < limit
+        if limit is None:
+            return True
+        num_due = self._places.num_due(now) if self._places.by_due and not came_as_told else 0
+        return self.in_use + num_due < limit
 
     def _has_room(self, costs: Costs, hold: int, now: int) -> bool:
-        if not all(window.has_room(costs[window.kind]) for window in self.windows):
-            return False
+        for window in self.windows:
+            if not window.has_room(costs[window.kind]):
+                return False
         return not self._places.by_due or self._first_fit(costs, now, hold, now) == now
 
     def _is_in_pace(self, costs: Costs) -> bool:
