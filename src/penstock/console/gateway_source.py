@@ -70,7 +70,10 @@ class GatewaySource(Subscriber):
 
     def ended(self, facts: RequestFacts) -> None:
         if facts.replica in self._names:
-            self._hits.setdefault(facts.replica, CacheHits()).add(facts)
+            hits = self._hits.get(facts.replica)
+            if hits is None:
+                hits = self._hits[facts.replica] = CacheHits()
+            hits.add(facts)
         if facts.steps:
             self._steps.add(facts.model, facts.steps)
         if not facts.tenant:
@@ -95,7 +98,7 @@ class GatewaySource(Subscriber):
         return self._names
 
     def says_output(self, replica_id: str) -> bool:
-        replica = self._gateway.replicas.get(replica_id)
+        replica = self._gateway.replicas.by_id.get(replica_id)
         return replica is not None and replica.report is not None
 
     # -- the moment

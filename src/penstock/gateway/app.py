@@ -146,7 +146,7 @@ class Gateway(Subscriber):
             limiter=services.limiter,
             queue=self.queue,
             holding=HoldingServices(admission, clock, self.recorder),
-            headers=AnswerHeaders(self.replicas, explains=explains),
+            headers=AnswerHeaders(self.replicas.by_id, explains=explains),
             upstream=UpstreamServices(
                 clock, admission, self.replicas, self.snapshots, services.keys, self.failover, self.recorder
             ),
@@ -372,7 +372,7 @@ class Gateway(Subscriber):
     def _find_route(self, arrival: Arrival, view: RequestView) -> None:
         tenant, exchange, access = arrival.caller.tenant, arrival.exchange, arrival.access
         route = self._route(access, view.model)
-        if tenant.budget.is_bounded:
+        if access.has_budget:
             self.services.budgets.check(tenant, time.time())
         random01 = self.random.random()
         bucket = session_bucket(f"{tenant.id}/{view.session}") if view.session else self.random.random()
@@ -403,7 +403,7 @@ class Gateway(Subscriber):
             routed.observed = observed(rollout, routed.caller.tenant, routed.bucket, routed.body)
         pool = self.pools[routed.target.pool]
         output = self.output_tokens(access.tenant, surface, view)
-        make = partial(Size, pool, surface.path, routed.body, view, output, access.tenant.namespace)
+        make = partial(Size, pool, surface.path, routed.body, view, output, access.namespace)
         self._work(routed, routed.body, make, self._count, access)
 
     def _count(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
@@ -418,7 +418,7 @@ class Gateway(Subscriber):
         if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.target.pool):
             size.name(
                 routed.view,
-                access.tenant.namespace,
+                access.namespace,
                 routed.target.adapter,
                 lambda error: self._go_on(routed, self._let_in, access, size, error=error),
             )
@@ -466,16 +466,17 @@ class Gateway(Subscriber):
         tenant, view, route, target = access.tenant, routed.view, routed.route, routed.target
         body, fingerprint = found
         hint = routed.expected_output * size.choices if routed.expected_output is not None else None
-        expected = self.lengths.expected(tenant.id, target.pool, size.max_tokens, hint)
+        max_tokens = size.max_tokens
+        expected = self.lengths.expected(tenant.id, target.pool, max_tokens, hint)
         max_wait = routed.exchange.request.headers.get(MAX_WAIT)
         request = EdgeRequest(
             id=routed.id,
             model=target.pool,
             prompt_tokens=size.prompt,
-            max_tokens=size.max_tokens if size.output is not None else expected,
+            max_tokens=max_tokens if size.output is not None else expected,
             expected_output=expected,
             tenant=tenant.id,
-            priority=tenant.priority.priority,
+            priority=access.priority,
             session=view.session,
             deadline=None if max_wait is None else self.now() + max_wait_s(max_wait),
             random01=routed.random01,

@@ -30,7 +30,5 @@ class AnswerHeaders:
         return lines.encode()
 
     def _called(self, replica_id: str) -> str:
-        try:
-            return self._replicas[replica_id].name
-        except KeyError:
-            return "removed"
+        replica = self._replicas.get(replica_id)
+        return replica.name if replica is not None else "removed"

@@ -59,8 +59,9 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     @property
     def output_limit(self) -> int | None:
         """Of one choice, if the client set one."""
-        given = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
-        return next((limit for limit in given if limit is not None), None)
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens if self.max_tokens is not None else self.max_output_tokens
 
     @property
     def drops_turns(self) -> bool:
@@ -70,7 +71,8 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     @property
     def choices_per_prompt(self) -> int:
         """Sequences that are made for each prompt, each as long as the output limit lets it."""
-        return max(self.n or 1, self.best_of or 1)
+        n, best_of = self.n or 1, self.best_of or 1
+        return n if n > best_of else best_of
 
     @cached_property
     def num_choices(self) -> int:
@@ -94,7 +96,7 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def session(self) -> str | None:
         """Requests that should meet the same cache and the same version; Anthropic's clients have a user_id."""
-        name = self.prompt_cache_key or self.user or _user_id(self.metadata)
+        name = self.prompt_cache_key or self.user or (_user_id(self.metadata) if self.metadata else None)
         if name is None or len(name) <= _MAX_SESSION:
             return name
         return blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
@@ -179,7 +181,7 @@ def prepare(path: bytes, body: bytes) -> RequestView:
     _ = view.session
     if path == b"/v1/completions":
         _ = view.num_choices
-    elif path != RESPONSES:  # whose input is a conversation
+    elif path != RESPONSES and (view.input or view.documents or view.text_2):  # its input is a conversation
         _ = view.num_texts
     return view
 

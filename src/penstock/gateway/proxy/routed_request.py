@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.gateway.proxy.rate_limit import RateLimitReservation
 from penstock.gateway.proxy.request_view import (
@@ -25,8 +25,7 @@ from penstock.tenancy.usage import Recorder
 NOWHERE = Target()
 
 
-@dataclass(slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, eq=False):
     """A request whose body nobody has read: all that its head says."""
 
     id: str
@@ -42,6 +41,7 @@ class RoutedRequest:
     """A request that was read: who asks what of whom."""
 
     __slots__ = (
+        "asked_for",
         "body",
         "bucket",
         "caller",
@@ -49,6 +49,7 @@ class RoutedRequest:
         "exchange",
         "expected_output",
         "id",
+        "is_batch",
         "ledger",
         "observed",
         "random01",
@@ -89,6 +90,8 @@ class RoutedRequest:
         self.ruling = ruling  # why this route, where that was for rules to say
         self.ledger = ledger  # who is told its usage in place of the gateway's ledger, if anybody is
         self.observed: ObservedRequest | None = None  # of a model under a rollout
+        self.is_batch = caller.is_batch  # nobody waits for it
+        self.asked_for = route.name if ruling is None else ruling.model  # the model, before rules and versions
 
     def ruled(self, route: Route, ruling: Ruling) -> RoutedRequest:
         """The same request, on the route that rules chose for it."""
@@ -106,16 +109,6 @@ class RoutedRequest:
             self.entry,
             self.ledger,
         )
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether nobody waits for it."""
-        return self.caller.is_batch
-
-    @property
-    def asked_for(self) -> str:
-        """The operator's name for the model, before rules and versions."""
-        return self.route.name if self.ruling is None else self.ruling.model
 
 
 def body_for(routed: RoutedRequest, size: Size, adapter: str) -> bytes:

@@ -11,12 +11,15 @@ _MOST = 10_000
 
 
 class TenantAccess:
-    __slots__ = ("models", "quota", "routes", "tenant")
+    __slots__ = ("has_budget", "models", "namespace", "priority", "quota", "routes", "tenant")
 
     def __init__(self, tenant: Tenant, routes: RouteTable) -> None:
         self.tenant = tenant
         self.routes = routes  # as its requests are routed by
         self.models = [name for name, route in routes.routes.items() if _may_use(tenant, route)]  # what exists for it
+        self.namespace = tenant.namespace  # of the prefix cache
+        self.priority = tenant.priority.priority
+        self.has_budget = tenant.budget.is_bounded
         self.quota = _quota(tenant)  # None: nothing is limited, and the limiter need not be asked
 
 

@@ -141,9 +141,8 @@ class UpstreamRequest:
         """`answer_headers`: those that the gateway adds to the replica's."""
         services, transcript = self._services, self._transcript
         self._request = request
-        try:
-            replica = services.replicas[action.legs[0].replica]
-        except KeyError:  # it was removed before the next try
+        replica = services.replicas.by_id.get(action.legs[0].replica)
+        if replica is None:  # it was removed before the next try
             self._fail(has_lost=False)
             return
         tenant, target = self._routed.caller.tenant, self._routed.surface.path
