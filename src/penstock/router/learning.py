@@ -24,7 +24,8 @@ class DecayingMean:
         self.count = 0
 
     def add(self, value: float) -> None:
-        self.count = min(self.count + 1, _MEMORY)
+        if self.count < _MEMORY:
+            self.count += 1
         self.value += (value - self.value) / self.count
 
 
@@ -44,7 +45,10 @@ class OutputLengths:
         else:
             self._tenants.move_to_end((tenant, model))
         own.add(output_tokens)
-        self._models.setdefault(model, DecayingMean(_FIRST_OUTPUT)).add(output_tokens)
+        of_model = self._models.get(model)
+        if of_model is None:
+            of_model = self._models[model] = DecayingMean(_FIRST_OUTPUT)
+        of_model.add(output_tokens)
 
     def expected(self, tenant: str, model: str, max_tokens: int, hint: int | None = None) -> int:
         """A hint of the client's counts before what was learnt; neither goes beyond the limit. Never zero."""

@@ -24,6 +24,10 @@ class Price:
     batch: Annotated[float, Meta(ge=0, le=1)] = 0.5  # the part of all these that rows of batches pay
 
     @cached_property
+    def is_free(self) -> bool:
+        return self == FREE
+
+    @cached_property
     def of_batches(self) -> Price:
         """The price for rows of batches."""
         cached = None if self.cached is None else self.cached * self.batch

@@ -31,7 +31,7 @@ class _Times:
             times.popleft()
         if not times:
             return 0.0
-        values = sorted(value for _, value in times)
+        values = sorted([value for _, value in times])
         return round(values[math.ceil(q * len(values)) - 1], 6)
 
 
@@ -60,8 +60,10 @@ class _Pool:
                 self.tpot.add(now, tpot_s)
         if facts.ending is Ending.OK and total_s is not None:
             self.latency.add(now, total_s)
-            times = ((ttft_s, slo.ttft_s), (tpot_s, slo.tpot_s), (total_s, slo.latency_s))
-            is_kept = all(time_s is None or most_s is None or time_s <= most_s for time_s, most_s in times)
+            is_kept = True
+            for time_s, most_s in ((ttft_s, slo.ttft_s), (tpot_s, slo.tpot_s), (total_s, slo.latency_s)):
+                if time_s is not None and most_s is not None and time_s > most_s:
+                    is_kept = False
             self.in_slo += is_kept
             self.out_of_slo += not is_kept
         elif facts.ending is Ending.FAILED:

@@ -49,7 +49,7 @@ class RequestCharge:
     def cost(self, model: str) -> float | None:
         """Of all that was charged, at this model's price; None: it has none."""
         price = self._price(model)
-        return self._charged.nanos(price) / NANOS if price != FREE else None
+        return self._charged.nanos(price) / NANOS if not price.is_free else None
 
     def _price(self, model: str) -> Price:
         price = self._prices.get(model, FREE)
@@ -73,9 +73,9 @@ class RequestCharge:
         price = self._price(model)
         input_tokens, output_tokens, cached_tokens = usage.input_tokens, usage.output_tokens, usage.cached_tokens
         work = usage.work
-        cost = usage.nanos(price) if price is not FREE else 0
+        cost = usage.nanos(price) if not price.is_free else 0
         if before is not _NOTHING:
-            cost -= before.nanos(price)
+            cost -= before.nanos(price) if not price.is_free else 0
             input_tokens = max(0, input_tokens - before.input_tokens)
             output_tokens = max(0, output_tokens - before.output_tokens)
             cached_tokens = max(0, cached_tokens - before.cached_tokens)

@@ -187,7 +187,7 @@ def decided(
         choice.replica.id if choice.replica is not None else None,
         choice.is_approximate,
         len(totals),
-        [_seen(choice, i, now) for i in shown],
+        _seen(choice, shown, now),
         choice.dropped,
         request.random01,
         session_bucket(request.session) if request.session is not None else None,
@@ -207,7 +207,7 @@ def _second_leg(choice: Choice) -> tuple[str, str, int, float]:
 def ended(facts: RequestFacts) -> Ended:
     return Ended(
         facts.id,
-        facts.ending.value,
+        facts.ending,
         facts.replica,
         facts.input_tokens,
         facts.cached_tokens,
@@ -218,29 +218,35 @@ def ended(facts: RequestFacts) -> Ended:
     )
 
 
-def _seen(choice: Choice, at: int, now: float) -> Seen:
-    replica = choice.candidates[at]
-    return Seen(
-        replica.id,
-        choice.matched.get(replica.id, 0),
-        choice.totals[at],
-        [scores[at] for scores in choice.scores.values()],
-        replica.sequences,
-        replica.max_sequences,
-        replica.prefill_queued,
-        replica.prefill_tokens_per_s,
-        replica.decode_tokens_per_s,
-        replica.mean_output_tokens,
-        replica.load.num_running,
-        replica.kv_used_tokens,
-        replica.limits.kv_capacity_tokens,
-        now - replica.taken_at,
-        replica.share,
-        replica.limits.chunk_tokens,
-        choice.on_host.get(replica.id, 0),
-        replica.host_share,
-        replica.load.steps,
-    )
+def _seen(choice: Choice, shown: Sequence[int], now: float) -> list[Seen]:
+    """These of a choice's candidates."""
+    seen, scored = [], list(map(list, zip(*choice.scores.values(), strict=True)))  # by candidate
+    for at in shown:
+        replica = choice.candidates[at]
+        seen.append(
+            Seen(
+                replica.id,
+                choice.matched.get(replica.id, 0),
+                choice.totals[at],
+                scored[at] if scored else [],
+                replica.sequences,
+                replica.max_sequences,
+                replica.prefill_queued,
+                replica.prefill_tokens_per_s,
+                replica.decode_tokens_per_s,
+                replica.mean_output_tokens,
+                replica.load.num_running,
+                replica.kv_used_tokens,
+                replica.limits.kv_capacity_tokens,
+                now - replica.taken_at,
+                replica.share,
+                replica.limits.chunk_tokens,
+                choice.on_host.get(replica.id, 0),
+                replica.host_share,
+                replica.load.steps,
+            )
+        )
+    return seen
 
 
 # -- reading

@@ -115,14 +115,16 @@ class GatewayRecorder:
     # -- facts
 
     def ended(self, facts: RequestFacts) -> None:
-        key = (facts.series, facts.surface, facts.ending, facts.reason)
+        series = facts.series
+        key = (series, facts.surface, facts.ending, facts.reason)
         count = self._ended.get(key)
         if count is None:
             count = self._ended[key] = self._registry.count(catalog.REQUESTS, *map(str, key))
         count.value += 1
         if facts.queue_s is not None:  # it was sent to a replica
-            self._measure(facts)
-        self._compare(facts)
+            self._measure(facts, series)
+        if facts.version:
+            self._compare(facts)
         if self._log is not None:
             self._log.append(facts)
         if self._decisions is not None and facts.replica:
@@ -315,10 +317,10 @@ class GatewayRecorder:
             usage = TokenUsage(facts.input_tokens, facts.output_tokens, facts.cached_tokens)
             self.versions.answered(facts.version, time.time(), facts.ending, usage, facts.ttft_s, facts.total_s)
 
-    def _measure(self, facts: RequestFacts) -> None:
-        model = self._models.get(facts.series)
+    def _measure(self, facts: RequestFacts, series: str) -> None:
+        model = self._models.get(series)
         if model is None:
-            model = self._models[facts.series] = self._open(facts.series)
+            model = self._models[series] = self._open(series)
         assert facts.queue_s is not None
         if not facts.is_batch:
             model.queue.observe(facts.queue_s)

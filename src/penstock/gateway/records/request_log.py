@@ -125,7 +125,7 @@ def _text(at: str, facts: RequestFacts) -> str:
     line = (
         f"{at} id={facts.id} "
         f"tenant={facts.tenant or '-'} key={facts.key_id or '-'} surface={facts.surface} model={facts.model or '-'} "
-        f"replica={facts.replica or '-'} outcome={facts.ending.value} reason={facts.reason or '-'} "
+        f"replica={facts.replica or '-'} outcome={facts.ending} reason={facts.reason or '-'} "
         f"prompt={facts.input_tokens} cached={facts.cached_tokens} output={facts.output_tokens} "
         f"queue_ms={_ms(facts.queue_s)} ttft_ms={_ms(facts.ttft_s)} total_ms={_ms(facts.total_s)} "
         f"tries={facts.num_tries}"
@@ -165,7 +165,7 @@ def _json(at: str, facts: RequestFacts) -> str:
             "model": facts.model or None,
             **({"version": facts.version} if facts.version else {}),
             "replica": facts.replica or None,
-            "outcome": facts.ending.value,
+            "outcome": facts.ending,
             "reason": facts.reason or None,
             "prompt": facts.input_tokens,
             "cached": facts.cached_tokens,

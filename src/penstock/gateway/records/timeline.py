@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.facts import Ending, RequestFacts
 from penstock.gateway.records.token_usage import TokenUsage
 from penstock.gateway.records.trace import PassedOn, Trace, Visit
 
 
-class RequestTimeline:
-    __slots__ = ("_began", "_fingerprint", "_first_at", "_num_sent", "_parts", "_sent_at", "_sent_to", "trace")
-
-    def __init__(self, now: float, trace: Trace | PassedOn | None = None) -> None:
-        self._began = now
-        self.trace = trace
-        self._sent_at: float | None = None  # to its first replica
-        self._sent_to = ""  # the last one
-        self._num_sent = 0
-        self._first_at: float | None = None  # an answer began
-        self._fingerprint = ""
-        self._parts = b""  # of the time until then, as its replica said
+class RequestTimeline(msgspec.Struct, eq=False):
+    _began: float
+    trace: Trace | PassedOn | None = None
+    _sent_at: float | None = None  # to its first replica
+    _sent_to: str = ""  # the last one
+    _num_sent: int = 0
+    _first_at: float | None = None  # an answer began
+    _fingerprint: str = ""
+    _parts: bytes = b""  # of the time until then, as its replica said
 
     def sent(self, replica_id: str, now: float) -> bytes:
         """The headers that tell the replica which trace this is part of."""

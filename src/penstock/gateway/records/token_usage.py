@@ -41,8 +41,10 @@ def find_usage(tail: bytes) -> TokenUsage | None:
             found, _ = _decode(tail[at + len(_KEY) :].decode(errors="replace").lstrip())
         except (ValueError, RecursionError):
             continue  # cut off by the beginning of the next event, or nobody's usage
-        if isinstance(found, dict) and (usage := _usage(found)).total:
-            return usage if max(usage.total, usage.cached_tokens) <= MAX_TOKENS else None
+        if isinstance(found, dict):
+            usage = _usage(found)
+            if total := usage.input_tokens + usage.output_tokens:
+                return usage if total <= MAX_TOKENS and usage.cached_tokens <= MAX_TOKENS else None
     return None
 
 
@@ -51,12 +53,15 @@ def _usage(found: dict[str, object]) -> TokenUsage:
     OpenAI's responses it is, and is told in the details."""
     details = found.get("prompt_tokens_details", found.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else found.get("cache_read_input_tokens")
-    parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    prompt = [found.get(part) for part in parts] if "prompt_tokens" not in found else [found["prompt_tokens"]]
+    if "prompt_tokens" in found:
+        prompt = _number(found["prompt_tokens"])
+    else:
+        parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        prompt = sum([_number(found.get(part)) for part in parts])
     return TokenUsage(
-        sum(map(_number, prompt)),
+        prompt,
         _number(found.get("completion_tokens", found.get("output_tokens"))),
-        _number(cached),
+        _number(cached) if cached is not None else 0,
     )
 
 
