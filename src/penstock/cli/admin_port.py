@@ -6,6 +6,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from penstock.cli.gateway_worker import GatewayWorker
 from penstock.cli.listening import listening_socket
@@ -20,6 +21,7 @@ from penstock.gateway.admin.routes import RouteDesk
 from penstock.gateway.app import Gateway
 from penstock.gateway.monitor.monitor import Monitor
 from penstock.gateway.monitor.state import state_of
+from penstock.gateway.proxy.request_view import SURFACES
 from penstock.gateway.settings.gateway import LOOPBACK, GatewaySettings
 from penstock.http.exchange import Exchange
 from penstock.http.limits import ClientLimits
@@ -71,7 +73,7 @@ async def administered(
         try:
             if settings.admin_port is None:
                 where = f"the console is at /, the admin API under /admin/v1, {_who(guard)}"
-                yield lambda exchange: _beside(api, console, gateway, exchange), gate, where
+                yield partial(_beside, api, console, gateway), gate, where
             else:
                 limits = ClientLimits(max_body_bytes=MAX_BODY_BYTES, max_arriving_bytes=settings.max_arriving_bytes)
                 server = Server(lambda exchange: _apart(api, console, gateway, exchange), limits, gate=gate)
@@ -112,7 +114,9 @@ class _Gate:
 
 def _beside(api: AdminApi, console: ConsoleAtGateway, gateway: Gateway, exchange: Exchange) -> None:
     target = exchange.request.target
-    if AdminApi.owns(target):
+    if target in SURFACES:  # nearly always
+        gateway(exchange)
+    elif AdminApi.owns(target):
         api(exchange)
     elif ConsoleAtGateway.owns(target):
         console(exchange)

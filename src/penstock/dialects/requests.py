@@ -95,8 +95,8 @@ def prepare(
     if forward_fields is not None:
         check_fields(dialect, path, members, forward_fields)
     was = dict(members)
-    if path in GENERATES:
-        _add_salt(dialect, members, options)
+    if path in GENERATES and dialect.salt is not None and options.salt is not None:
+        _add_salt(dialect.salt, options.salt, members)
     if path not in (CHAT, COMPLETIONS):
         return Outgoing(_encode(members))
     _keep_one_limit(members)
@@ -142,25 +142,26 @@ def _add(dialect: Dialect, members: Members, options: RequestOptions) -> None:
         members["stream_options"] = _with_usage(members.get("stream_options"))
 
 
-def _add_salt(dialect: Dialect, members: Members, options: RequestOptions) -> None:
-    if dialect.salt is None or options.salt is None:
-        return
-    own = members.get(dialect.salt, _NULL)
+def _add_salt(field: str, salt: Callable[[str], str], members: Members) -> None:
+    own = members.get(field, _NULL)
     try:
         text = msgspec.json.decode(own, type=str | None) or ""
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidRequest(f"{dialect.salt}: expected a string", param=dialect.salt) from None
+        raise InvalidRequest(f"{field}: expected a string", param=field) from None
     if len(text) > _MAX_SALT:
-        raise InvalidRequest(f"{dialect.salt}: must have at most {_MAX_SALT} characters", param=dialect.salt)
-    members[dialect.salt] = _raw(options.salt(text))
+        raise InvalidRequest(f"{field}: must have at most {_MAX_SALT} characters", param=field)
+    members[field] = _raw(salt(text))
 
 
 def _keep_one_limit(members: Members) -> None:
     """Two limits would leave it to the server which of them holds."""
-    given = [name for name in _LIMITS if members.get(name, _NULL) != _NULL]
+    is_given = False
     for name in _LIMITS:
-        if name not in given[:1]:
-            members.pop(name, None)
+        if name in members:
+            if is_given or members[name] == _NULL:
+                del members[name]
+            else:
+                is_given = True
 
 
 def _select(members: Members, dialect: Dialect, adapter: Adapter) -> None:

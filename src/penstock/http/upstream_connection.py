@@ -196,7 +196,8 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, call: Call) -> None:
         self._call = call.connection = call.receiver = None
         self._was_used = True
-        self.resume()
+        if not self._is_reading:
+            self.resume()
         if self._transport.is_closing():
             return
         # After HEAD the parser waits for a body that never comes: the connection cannot be used again.
