@@ -21,6 +21,8 @@ from collections.abc import Collection
 from hashlib import blake2b
 from zlib import crc32
 
+import msgspec
+
 from penstock.core.errors import RequestQuarantined
 
 ALIBI_TOKENS = 16
@@ -29,16 +31,13 @@ _MAX_HELD = 4096  # bodies; the oldest goes first
 _MAX_LOST = 2  # replicas, with one request
 
 
-class Losses:
+class Losses(msgspec.Struct, eq=False):
     """The replicas that were lost with one request."""
 
-    __slots__ = ("_has_alibi", "_last", "_num", "replicas")
-
-    def __init__(self) -> None:
-        self.replicas: set[str] = set()
-        self._num = 0
-        self._has_alibi = False
-        self._last = ""
+    replicas: set[str] = msgspec.field(default_factory=set)
+    _num: int = 0
+    _has_alibi: bool = False
+    _last: str = ""
 
     def add(self, replica_id: str, num_tokens: int) -> None:
         """`num_tokens`: that this replica had made for the request since it was last sent there."""

@@ -3,6 +3,8 @@ retries never become the load."""
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.health.quarantine import Losses
 
 _SHARE = 0.2
@@ -19,7 +21,8 @@ class RetryBudget:
         self._left = most
 
     def earn(self) -> None:
-        self._left = min(self._most, self._left + self._share)
+        left = self._left + self._share
+        self._left = left if left < self._most else self._most
 
     def take(self) -> bool:
         if self._left < 1:
@@ -28,15 +31,12 @@ class RetryBudget:
         return True
 
 
-class Tries:
+class Tries(msgspec.Struct, eq=False):
     """The attempts of one request for one model; `losses` are of all models that it went to."""
 
-    __slots__ = ("_num_moves", "losses", "replicas")
-
-    def __init__(self, losses: Losses | None = None) -> None:
-        self.losses = losses or Losses()
-        self.replicas: set[str] = set()  # where it has been since one last answered
-        self._num_moves = 0
+    losses: Losses = msgspec.field(default_factory=Losses)
+    replicas: set[str] = msgspec.field(default_factory=set)  # where it has been since one last answered
+    _num_moves: int = 0
 
     def answered(self, replica_id: str) -> None:
         if len(self.replicas) > 1:
