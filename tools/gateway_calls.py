@@ -5,7 +5,8 @@ without a socket. Calls are counted for one request, which does not depend on th
 rounds. What the sockets, the parser and the logs' threads cost is left out.
 
 `--process` has them: all of `penstock gateway` as `penstock bench gateway` starts it, in this process, with sockets, a
-store, the request log and the decision log, and calls of all threads, a request, over two thousand whole answers.
+store, the request log and the decision log, and calls of all threads, a request, over two thousand whole answers; less
+what the same process does in as long without requests.
 """
 
 from __future__ import annotations
@@ -225,6 +226,7 @@ async def measure(*, names: bool) -> None:
 # -- the whole process
 
 PROMPT_BYTES, ANSWERS, CLIENTS = 1024, 2048, 4
+SETTLE_S = 2.0  # more than a turn of any thread that writes
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE)
 
 
@@ -292,11 +294,11 @@ async def measure_process(directory: Path, *, names: bool, requests: int) -> Non
     urls = [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     models = {"m": {"replicas": urls, "dialect": "openai"}}
     settings = msgspec.convert({"port": 0, "store": store, "models": models}, GatewaySettings)
-    calls, is_counting = Calls(), False
+    unseen, calls, idle = Calls(), Calls(), Calls()
+    counting = unseen
 
     def count(frame: FrameType, event: str, function: object) -> None:
-        if is_counting:
-            calls.count(frame, event, function)
+        counting.count(frame, event, function)
 
     threading.setprofile(count)  # of threads that start from now on
     started: asyncio.Future[Opened] = loop.create_future()
@@ -316,13 +318,17 @@ async def measure_process(directory: Path, *, names: bool, requests: int) -> Non
 
     await asyncio.sleep(1.0)  # the gateway finds out what its upstreams are
     await run(200)
-    await asyncio.sleep(1.0)  # the logs' threads have written
-    is_counting = True
+    await asyncio.sleep(SETTLE_S)  # the logs' threads have written
+    began, counting = time.monotonic(), calls
     with calls.counted():
         await run(requests)
-        sys.setprofile(None)
-        await asyncio.sleep(2.0)
-    is_counting = False
+        await asyncio.sleep(SETTLE_S)
+    took_s, counting = time.monotonic() - began, idle
+    with idle.counted():
+        await asyncio.sleep(took_s)
+    counting = unseen
+    calls.python.subtract(idle.python)
+    calls.c.subtract(idle.c)
     print(calls.show("a whole answer, all of the process", requests, names=names))
     gateway.cancel()
     await asyncio.gather(gateway, return_exceptions=True)
