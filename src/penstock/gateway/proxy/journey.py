@@ -138,32 +138,17 @@ _RESERVE, _SUBMIT, _PICK, _STRAND = (Reserve(),), (Submit(),), (Pick(),), (Stran
 _ANSWERED = (Settle(Charge.WHOLE),)
 
 
-class Journey:
-    __slots__ = (
-        "_before",
-        "_budget",
-        "_declined",
-        "_has_fallbacks",
-        "_is_held_back",
-        "_otherwise",
-        "is_begun",
-        "legs",
-        "state",
-        "tries",
-    )
-
-    def __init__(self, budget: RetryBudget, *, has_fallbacks: bool = False) -> None:
-        """`budget`: second tries of the whole gateway; `has_fallbacks`: there may be other models for it."""
-        self.state = State.NEW
-        self.is_begun = False  # the client has seen a part of its answer
-        self.legs: tuple[Leg, ...] = ()  # of the present attempt, or the next
-        self.tries = Tries()
-        self._budget = budget
-        self._has_fallbacks = has_fallbacks
-        self._declined: int | None = None  # status of an answer that was kept back
-        self._is_held_back = False  # it was for the next model to do better
-        self._before = State.NEW  # it was asked for another model
-        self._otherwise: Actions = _NOTHING  # the end, if there is none
+class Journey(msgspec.Struct, eq=False):
+    _budget: RetryBudget  # second tries of the whole gateway
+    has_fallbacks: bool = False  # there may be other models for it
+    state: State = State.NEW
+    is_begun: bool = False  # the client has seen a part of its answer
+    legs: tuple[Leg, ...] = ()  # of the present attempt, or the next
+    tries: Tries = msgspec.field(default_factory=Tries)
+    _declined: int | None = None  # status of an answer that was kept back
+    _is_held_back: bool = False  # it was for the next model to do better
+    _before: State = State.NEW  # it was asked for another model
+    _otherwise: Actions = _NOTHING  # the end, if there is none
 
     @property
     def is_open(self) -> bool:
@@ -350,7 +335,7 @@ class Journey:
         )
 
     def _fall_back(self, failure: Failure, otherwise: Actions) -> Actions:
-        if not self._has_fallbacks:
+        if not self.has_fallbacks:
             return self._end(otherwise) if otherwise else _NOTHING
         self._before, self._otherwise = self.state, otherwise
         self.state = State.FALLING_BACK

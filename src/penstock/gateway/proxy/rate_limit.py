@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from penstock.core.errors import PenstockError
 from penstock.gateway.proxy import refusals
 from penstock.http.clock import TimerClock
@@ -55,41 +57,17 @@ _WAIT_S, _MAX_WAITS = 0.05, 200  # for what was promised
 def _tell_nobody(_: PenstockError | None) -> None: ...
 
 
-class RateLimitReservation:
-    __slots__ = (
-        "_clock",
-        "_fingerprint",
-        "_held",
-        "_is_open",
-        "_limiter",
-        "_num_waits",
-        "_paid",
-        "_quota",
-        "_size",
-        "_tenant",
-    )
-
-    def __init__(
-        self,
-        limiter: Limiter,
-        clock: TimerClock,
-        quota: Quota,
-        tenant: str,
-        size: Sized,
-        fingerprint: int,
-        paid: Paid,
-    ) -> None:
-        """`paid` is called once, perhaps before `pay` returns: with None, or with why the request stays out."""
-        self._limiter = limiter
-        self._clock = clock
-        self._quota = quota
-        self._tenant = tenant
-        self._size = size
-        self._fingerprint = fingerprint
-        self._paid = paid
-        self._held: Held | None = None
-        self._num_waits = 0
-        self._is_open = True
+class RateLimitReservation(msgspec.Struct, eq=False):
+    _limiter: Limiter
+    _clock: TimerClock
+    _quota: Quota
+    _tenant: str
+    _size: Sized
+    _fingerprint: int
+    _paid: Paid  # called once, perhaps before `pay` returns: with None, or with why the request stays out
+    _held: Held | None = None
+    _num_waits: int = 0
+    _is_open: bool = True
 
     def pay(self) -> None:
         if not self._is_open:

@@ -3,6 +3,7 @@ on, also if the client gets it as a whole; of any other stream a count of its ev
 
 from __future__ import annotations
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.api.relay import COST_HEADER, StreamRecord, is_whole, read_cost, sealed
@@ -18,26 +19,22 @@ _COST_HEADER = COST_HEADER.encode()
 _MAX_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is longer than a request should be
 
 
-class Transcript:
+class Transcript(msgspec.Struct, eq=False):
     """Of an answer that begins, at whichever replica; `carried_on` by others, it is still the same."""
 
-    __slots__ = ("_body", "_cost", "_is_stream", "_size", "_tally", "is_whole", "record", "tap")
-
-    def __init__(self, body: bytes, size: Size, *, is_stream: bool) -> None:
-        """`body`: as replicas are sent it."""
-        self._body = body
-        self._size = size
-        self._is_stream = is_stream
-        self.record: StreamRecord | None = None  # of a stream that another replica could carry on
-        self._tally: StreamTally | None = None  # of one that none could
-        self._cost: Cost | None = None  # of an answer that is no stream
-        self.tap: Tap | None = None  # for the bytes that are passed on
-        self.is_whole: IsWhole | None = None  # for a stream's end
+    _body: bytes  # as replicas are sent it
+    _size: Size
+    is_stream: bool
+    record: StreamRecord | None = None  # of a stream that another replica could carry on
+    _tally: StreamTally | None = None  # of one that none could
+    _cost: Cost | None = None  # of an answer that is no stream
+    tap: Tap | None = None  # for the bytes that are passed on
+    is_whole: IsWhole | None = None  # for a stream's end
 
     def letter(self, replica: Replica) -> tuple[bytes, bytes]:
         """Headers and body of the request, from its beginning. A replica that would get the same ids is sent them."""
         self.record = self._tally = self.tap = self.is_whole = None
-        if self._is_stream:
+        if self.is_stream:
             if replica.relays:
                 self.record = StreamRecord()
                 self.tap, self.is_whole = self.record.append, is_whole
@@ -46,7 +43,7 @@ class Transcript:
                 self.tap = self._tally.append
         elif replica.relays:
             self.tap, self.is_whole = self._append, is_whole
-        asks = b"" if self._is_stream or not replica.relays else WHOLE_HEADER
+        asks = b"" if self.is_stream or not replica.relays else WHOLE_HEADER
         if replica.relays:
             ids = self._size.ids_for(replica.text)
             if ids and len(ids) + len(self._body) <= _MAX_BYTES:
@@ -60,13 +57,14 @@ class Transcript:
         envelope = self.record.envelope(self._body, self._size.ids_for(replica.text) or b"null")
         if envelope is None:
             return None
-        return ENVELOPE_HEADER + (b"" if self._is_stream else WHOLE_HEADER), envelope
+        return ENVELOPE_HEADER + (b"" if self.is_stream else WHOLE_HEADER), envelope
 
     def answered(self, head: ResponseHead) -> None:
         """An answer begins that will be passed on."""
-        self._cost = read_cost(head.headers.get(_COST_HEADER, b""))
+        cost = head.headers.get(_COST_HEADER)
+        self._cost = read_cost(cost) if cost is not None else None
         has_events = head.headers.get(b"content-type", b"").startswith(b"text/event-stream")
-        if has_events and not self._is_stream and self.record is None and self.tap is not None:
+        if has_events and not self.is_stream and self.record is None and self.tap is not None:
             self.record = StreamRecord()
 
     def _append(self, blocks: bytes) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from penstock.api.relay import StreamRecord
 from penstock.gateway.proxy.routed_request import RoutedRequest
 from penstock.gateway.records.token_usage import TokenUsage
@@ -19,17 +21,14 @@ _NOTHING = TokenUsage(0, 0)
 Charged = Callable[[int], None]
 
 
-class RequestCharge:
-    __slots__ = ("_charged", "_clock", "_ledger", "_num_parts", "_prices", "_routed", "_timer")
-
-    def __init__(self, ledger: Recorder, prices: Mapping[str, Price], routed: RoutedRequest, clock: TimerClock) -> None:
-        self._ledger = routed.ledger or ledger
-        self._prices = prices
-        self._routed = routed
-        self._clock = clock
-        self._charged = _NOTHING
-        self._num_parts = 0
-        self._timer: Timer | None = None
+class RequestCharge(msgspec.Struct, eq=False):
+    _ledger: Recorder  # who is told, if the request has nobody of its own for that
+    _prices: Mapping[str, Price]
+    _routed: RoutedRequest
+    _clock: TimerClock
+    _charged: TokenUsage = _NOTHING
+    _num_parts: int = 0
+    _timer: Timer | None = None
 
     def follow(self, record: StreamRecord, model: str, charged: Charged | None, name: str = "") -> None:
         """From now on the stream is charged as it goes; `charged` is told how many tokens that are so far. `name`: in
@@ -43,7 +42,8 @@ class RequestCharge:
             self._timer = None
 
     def close(self, model: str, usage: TokenUsage, name: str = "") -> None:
-        self.stop()
+        if self._timer is not None:
+            self.stop()
         self._charge(model, usage, self._routed.id, name, requests=1)
 
     def cost(self, model: str) -> float | None:
@@ -79,7 +79,7 @@ class RequestCharge:
             input_tokens = max(0, input_tokens - before.input_tokens)
             output_tokens = max(0, output_tokens - before.output_tokens)
             cached_tokens = max(0, cached_tokens - before.cached_tokens)
-        self._ledger.record(
+        (self._routed.ledger or self._ledger).record(
             Usage(
                 id,
                 caller.tenant.id,

@@ -158,7 +158,7 @@ class GatewayRecorder:
 
     def asked(self, routed: RoutedRequest) -> None:
         """What a client sent, for logs whose operator wants it."""
-        if self._log is not None:
+        if self._log is not None and self._log.wants_prompts:
             self._log.asked(routed.id, routed.caller.tenant.id, routed.body)
 
     def chose(self, routed: RoutedRequest, request: EdgeRequest, choice: Choice, now: float) -> None:

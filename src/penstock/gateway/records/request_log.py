@@ -63,6 +63,7 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         if settings.tenant_directory is not None:
             self._files = TenantFiles(Path(settings.tenant_directory).expanduser(), settings.tenant_file_bytes)
         self._prompt = None
+        self.wants_prompts = settings.prompts
         if settings.prompts:
             self._prompt = PromptText(PromptSettings(settings.prompt_chars, tuple(settings.redact)))
         self._asked_bytes = 0  # by the event loop
