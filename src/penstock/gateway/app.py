@@ -415,14 +415,15 @@ class Gateway(Subscriber):
 
     def _name(self, routed: RoutedRequest, access: TenantAccess, size: Size) -> None:
         """Where it pays: which replica holds the prompt's beginning can then be told."""
+        is_named = True
         if size.is_worth_naming and self.admission.router.goes_by_prefixes(routed.target.pool):
-            size.name(
+            is_named = size.name(
                 routed.view,
                 access.namespace,
                 routed.target.adapter,
                 lambda error: self._go_on(routed, self._let_in, access, size, error=error),
             )
-        else:
+        if is_named:
             self._let_in(routed, access, size)
 
     def _work(

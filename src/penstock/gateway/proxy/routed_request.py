@@ -114,7 +114,7 @@ class RoutedRequest:
 def body_for(routed: RoutedRequest, size: Size, adapter: str) -> bytes:
     """A client's request as the replicas of the size's pool are sent it, for this adapter on them, if it names one."""
     body, view = routed.body, routed.view
-    if view.output_limit is None and size.output not in (None, routed.surface.default_output):
+    if not size.has_limit and size.output not in (None, routed.surface.default_output):
         body = with_output_limit(body, size.fitting_output, routed.surface.output_field)
     name = adapter or size.pool.served_as
     if view.model == name:

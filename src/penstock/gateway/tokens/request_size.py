@@ -96,6 +96,7 @@ class Size:
         "_ids",
         "_is_cut",
         "_is_put_in",
+        "_least_output",
         "_namespace",
         "_num_prompts",
         "_num_texts",
@@ -105,6 +106,7 @@ class Size:
         "block_tokens",
         "choices",
         "exact",
+        "has_limit",
         "hashes",
         "is_final",
         "most",
@@ -140,9 +142,10 @@ class Size:
         self._path = path
         self._body = body
         # Where the context does not leave so much: cut to what it does, and not refused.
-        has_limit = view.output_limit is not None
+        self.has_limit = has_limit = view.output_limit is not None
         self._is_cut = not has_limit or path in (MESSAGES, RESPONSES)
         self._drops_turns = path == RESPONSES and view.drops_turns
+        self._least_output = 1 if self._is_cut or output is None else output
         self._is_put_in = not has_limit and output is not None and path != COMPLETION
         most = (
             len(body)
@@ -217,21 +220,21 @@ class Size:
             return False
         return len(self._body) >= _NAMED_BYTES and pool.num_holders > 1 and tokens.num_counting < _MAX_NAMING
 
-    def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> None:
-        """Called back at once if it is remembered, else from the event loop. `tenant`: its namespace."""
+    def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> bool:
+        """Whether it is named: its blocks are remembered, or are of bytes. Else `then` is called back, from the event
+        loop. `tenant`: its namespace."""
         prompt_tokenizer = self.pool.tokens.prompt_tokenizer
         if prompt_tokenizer is None:
             self.hashes = byte_names(view, f"{tenant}\0{adapter}" if adapter else tenant)
             self.block_tokens = max(1, self.pool.tokens.estimate(BLOCK_BYTES))
-            then(None)
-            return
+            return True
         self._text = prompt_tokenizer.digest
         named = self.pool.tokens.names(self._path, self._body, tenant, adapter)
         if isinstance(named, HashedPrompt):
             self._is_named(named)
-            then(None)
-        else:
-            named.add_done_callback(lambda done: then(self._was_named(done)))
+            return True
+        named.add_done_callback(lambda done: then(self._was_named(done)))
+        return False
 
     def _was_named(self, done: asyncio.Future[HashedPrompt]) -> PenstockError | None:
         if done.cancelled():
@@ -316,10 +319,6 @@ class Size:
         if self._num_texts:  # what is longer may be cut, which its replica knows
             return 1
         return (self.exact if self.exact is not None and self._num_prompts == 1 else 1) + self._least_output
-
-    @property
-    def _least_output(self) -> int:
-        return 1 if self._is_cut or self.output is None else self.output
 
     @property
     def fitting_output(self) -> int:
