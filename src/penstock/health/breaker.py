@@ -71,9 +71,7 @@ class Attempt(msgspec.Struct, eq=False):
     def _end(self, is_success: bool | None, now: float, doubtful_source: str | None = None) -> None:
         if not self.is_over:
             self.is_over = True
-            if is_success:
-                self.breaker.did_well(self.source, now)
-            self.breaker.ended(self.epoch, is_success, now, doubtful_source)
+            self.breaker.ended(self.epoch, self.source, is_success, now, doubtful_source)
 
 
 @dataclass(slots=True)
@@ -115,7 +113,13 @@ class CircuitBreaker:
             self._trials += 1
         return Attempt(self, self._epoch, source)
 
-    def ended(self, epoch: int, is_success: bool | None, now: float, doubtful_source: str | None = None) -> None:
+    def ended(
+        self, epoch: int, source: str, is_success: bool | None, now: float, doubtful_source: str | None = None
+    ) -> None:
+        if is_success:
+            if source != self._well[0]:
+                self._well_before = self._well
+            self._well = source, now
         if epoch != self._epoch:
             return
         if self.is_closed:
@@ -131,11 +135,6 @@ class CircuitBreaker:
             self._successes += 1
             if self._successes >= self._settings.successes_to_close:
                 self._close()
-
-    def did_well(self, source: str, now: float) -> None:
-        if source != self._well[0]:
-            self._well_before = self._well
-        self._well = source, now
 
     def proved(self, epoch: int, source: str, now: float) -> None:
         """A failure that was in doubt: nothing if others of another source did well here meanwhile."""

@@ -163,7 +163,7 @@ class Exchange:
         assert not self.is_started, "an exchange is answered once"
         self.is_started = True
         framing = b""
-        if not message.has_body(status):
+        if status != 200 and not message.has_body(status):
             self._is_bodyless = True
         elif length is not None:
             framing = b"content-length: %d\r\n" % length

@@ -115,7 +115,8 @@ class OverHttp:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, exchange: Exchange) -> None:
-        if not is_ours(exchange.request.path):
+        path = exchange.request.path
+        if not (path.startswith(_ROOT) and is_ours(path)):
             self._app(exchange)
             return
         answering = _Answering(exchange, self._calls)

@@ -112,7 +112,7 @@ class PrefixIndex:
         self, replica_id: str, hashes: Sequence[int], now: float, capacity_blocks: int = UNKNOWN_CAPACITY_BLOCKS
     ) -> None:
         """A prompt was sent there. `capacity_blocks`: how much a replica that says nothing can remember of such."""
-        replica = self._replica(replica_id)
+        replica = self._replicas.get(replica_id) or self._replica(replica_id)
         if replica.publishes:
             until, blocks = now + self._predicted_s, replica.blocks
             hashes = [block for block in hashes if blocks.get(block, 0.0) < until]
@@ -124,7 +124,8 @@ class PrefixIndex:
         for block in hashes:
             replica.blocks.pop(block, None)
         self._hold(replica, hashes[::-1], inf)
-        self._shrink(replica, min(capacity_blocks, self._max_blocks))
+        if len(replica.blocks) > (most := min(capacity_blocks, self._max_blocks)):
+            self._shrink(replica, most)
 
     def expire(self, now: float) -> None:
         """Ends predictions that no event has confirmed. To be called before a pick; nearly always nothing is due."""
@@ -281,12 +282,10 @@ class PrefixIndex:
         self._release(replica, blocks)
 
     def _shrink(self, replica: _Replica, most: int) -> None:
-        excess = len(replica.blocks) - most
-        if excess > 0:
-            oldest = list(islice(replica.blocks, excess))
-            for block in oldest:
-                del replica.blocks[block]
-            self._release(replica, oldest)
+        oldest = list(islice(replica.blocks, len(replica.blocks) - most))
+        for block in oldest:
+            del replica.blocks[block]
+        self._release(replica, oldest)
 
 
 def _join(sets: dict[int, int], hashes: Iterable[int], bit: int) -> None:

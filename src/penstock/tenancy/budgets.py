@@ -34,9 +34,10 @@ class Budgets:
         self._day_ends_s = 0.0
 
     def spend(self, usage: Usage) -> None:
-        spent = Spent(usage.tokens, usage.cost_nanos, usage.device_us)
+        spent = Spent(usage.input_tokens + usage.output_tokens, usage.cost_nanos, usage.device_us)
         for period in self._periods(usage.at_s):
-            _count(self._recorded, (usage.tenant_id, period), spent)
+            key = usage.tenant_id, period
+            self._recorded[key] = self._recorded.get(key, NOTHING) + spent
 
     def check(self, tenant: Tenant, now_s: float) -> None:
         """Raise if the day's or the month's budget is spent; until when, the error tells."""
