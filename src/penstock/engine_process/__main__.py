@@ -27,6 +27,7 @@ from penstock.link.parent_death import end_with_named_parent
 log = logging.getLogger("penstock.engine")
 
 _CAUSE_S = 1.0  # for the threads that watch the ranks: they can tell which one died from those that felt it
+_settings_decoder = msgspec.json.Decoder(Settings)
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
         signal.signal(stop_signal, signal.SIG_IGN)
     descriptor, encoded = sys.argv[1:]
     mailbox = Mailbox(socket.socket(fileno=int(descriptor)))
-    settings = msgspec.json.decode(encoded, type=Settings)
+    settings = _settings_decoder.decode(encoded)
 
     def on_lost(lost: RankLost) -> None:
         """Last words, so that whoever waits is told why; the server starts all ranks anew."""

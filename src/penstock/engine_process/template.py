@@ -46,6 +46,7 @@ _READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_"),
 )
 _READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it itself, in a process that uses its compiler
+_spawn_decoder = msgspec.json.Decoder(Spawn)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Template:
         received: list[int] = []
         try:
             packet, received, _, _ = socket.recv_fds(connection, MAX_PACKET, _MAX_DESCRIPTORS)
-            request = msgspec.json.decode(packet, type=Spawn)
+            request = _spawn_decoder.decode(packet)
             if reason := self._obstacle(connection, request, received):
                 _tell(connection, Refused(reason))
             elif pid := os.fork():

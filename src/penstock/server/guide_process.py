@@ -34,6 +34,8 @@ _MAX_AT_ONCE = 2
 _KIND = 10  # how nice: those who generate go first
 
 _INPUT, _OUTPUT = 0, 1
+_trial_decoder = msgspec.msgpack.Decoder(Trial)
+_model_decoder = msgspec.msgpack.Decoder(Model)
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Trials:
             self._begin_waiting()
 
     def _take(self, payloads: list[bytes]) -> None:
-        self._waiting += [msgspec.msgpack.decode(payload, type=Trial) for payload in payloads]
+        self._waiting += [_trial_decoder.decode(payload) for payload in payloads]
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
@@ -142,7 +144,7 @@ def _read_model() -> tuple[Model, FrameReader, list[bytes]]:
         if not data:
             raise SystemExit
         if found := frames.feed(data):
-            return msgspec.msgpack.decode(found[0], type=Model), frames, found[1:]
+            return _model_decoder.decode(found[0]), frames, found[1:]
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ray
+from penstock.core.converter import Converter
 from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
 from penstock.fleet.drivers.ray_cluster import (
@@ -48,12 +49,16 @@ _EXPECTED_DEATHS = (
     NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
     NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
 )
+_engine_order_converter = Converter(EngineOrder)
 
 
 class Request(msgspec.Struct):
     id: int
     method: str
     arguments: dict[str, Any]
+
+
+_request_decoder = msgspec.json.Decoder(Request)
 
 
 class Reply(msgspec.Struct):
@@ -88,7 +93,7 @@ class Bridge:
             remove_placement_group(group)
 
     def start_engine(self, *, name: str, bundles: Sequence[Mapping[str, float]], order: Mapping[str, Any]) -> None:
-        told = msgspec.convert(order, EngineOrder)
+        told = _engine_order_converter.convert(order)
         group = _find_group(name)
         if group is None:
             raise ValueError(f"there is no placement group {name}")
@@ -308,7 +313,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         bridge = Bridge(**arguments)
 
     for line in requests:
-        request = msgspec.json.decode(line, type=Request)
+        request = _request_decoder.decode(line)
         if bridge is None:
             if not answer(request, connect):
                 return
