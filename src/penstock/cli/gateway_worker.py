@@ -168,7 +168,6 @@ class GatewayWorker:
         for number in (signal.SIGHUP, signal.SIGUSR2):  # the latter may be sent to the whole group by mistake
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(signal.SIGQUIT)  # writes the stacks of all threads
-        faulthandler.enable()  # on SIGABRT too, which then ends the process: one that hangs is ended so
         with socket.socket(fileno=self._spec.report) as starter:
 
             def tell(message: Started | Failed) -> None:

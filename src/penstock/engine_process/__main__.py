@@ -16,6 +16,7 @@ import time
 
 import msgspec
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import EngineFailed, PenstockError
 from penstock.core.ranks import RankLost
 from penstock.core.settings import Settings
@@ -31,6 +32,7 @@ _settings_decoder = msgspec.json.Decoder(Settings)
 
 
 def main() -> None:
+    write_stacks_on_crash()
     end_with_named_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop

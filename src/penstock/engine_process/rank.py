@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
@@ -26,6 +27,7 @@ _rank_spec_decoder = msgspec.json.Decoder(RankSpec)
 
 
 def main() -> None:
+    write_stacks_on_crash()
     spec = _rank_spec_decoder.decode(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s (rank {spec.rank}): %(message)s")
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the leader decides when we stop

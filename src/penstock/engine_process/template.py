@@ -35,6 +35,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.link.forking import MAX_PACKET, Ended, Refused, Spawn, Spawned
 from penstock.link.parent_death import end_with_named_parent
 
@@ -219,6 +220,7 @@ def _end_with(lifeline: int, last_signal: int) -> None:
 
 
 def main() -> None:
+    write_stacks_on_crash()
     end_with_named_parent()
     descriptor, *modules = sys.argv[1:]
     environment = dict(os.environ)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.api import tokenizer_bundle as model_text
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.engine.mailbox import FrameReader, frame_of
 from penstock.server.guide_protocol import Model, Trial, Verdict
@@ -148,6 +149,7 @@ def _read_model() -> tuple[Model, FrameReader, list[bytes]]:
 
 
 def main() -> None:
+    write_stacks_on_crash()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)
     model, frames, early = _read_model()

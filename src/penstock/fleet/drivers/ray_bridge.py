@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 import ray
 from penstock.core.converter import Converter
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
 from penstock.fleet.drivers.ray_cluster import (
@@ -327,6 +328,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    write_stacks_on_crash()
     _end_with_parent()
     own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
