@@ -53,14 +53,14 @@ _marks_decoder = msgspec.json.Decoder(_Marks)
 
 
 class WatermarkFile:
-    """Blocks: for commands and for threads of their own. What is added is there for everybody who reads after that."""
+    """File of watermarks. Its methods block: call them in a thread. Every later reader sees a mark that was added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def at(cls, named: str | None) -> WatermarkFile:
-        """Where a setting says, or else where it is by default."""
+        """File at the path of a setting, or else where it is by default."""
         named = named or os.environ.get("PENSTOCK_WATERMARKS")
         return cls(Path(named).expanduser() if named else penstock_home() / "watermarks.json")
 
@@ -86,7 +86,7 @@ class WatermarkFile:
         return known[name].to_watermark()
 
     def add(self, name: str, **settings: Any) -> StoredMark:
-        """With a new secret."""
+        """Adds a watermark with a new secret and returns it."""
         values = {**settings, "secret": secrets.token_hex(KEY_BYTES), "created_at": time.time()}
         if not re.match(NAME_PATTERN, name):
             raise InvalidValue(f"a watermark's name has lower-case letters, digits, . _ -, and '{name}' has others")

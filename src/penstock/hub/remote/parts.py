@@ -256,7 +256,7 @@ class PartsFetch:
 
 
 def version_of(response: httpx2.Response) -> str:
-    """What changes when the file does, as far as the server tells."""
+    """Tag that changes when the file does, as far as the server tells."""
     return str(response.headers.get("etag") or response.headers.get("last-modified") or "")
 
 
