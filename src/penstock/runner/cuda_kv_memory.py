@@ -1,10 +1,10 @@
-"""The KV cache of a GPU, for whoever sends blocks to another engine or takes them: as bytes by way of pinned host
+"""The KV cache of a GPU, for code that sends blocks to another engine or takes them: as bytes by way of pinned host
 memory, and as memory that engines of the same machine map and copy from (CUDA IPC, by file descriptors).
 
-Where the model has several ranks, the first one has the caches of all mapped, and a block has parts in each of them.
+The first of several ranks has the caches of all mapped, and a block has parts in each of them.
 
-A copy belongs to the thread that asks for it, has a stream of its own, and is done when it returns. Whoever lends or
-takes blocks sees to it that no step reads or writes them meanwhile.
+A copy belongs to the thread that asks for it, has a stream of its own, and is done when it returns. The caller that
+lends or takes blocks sees to it that no step reads or writes them meanwhile.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class RankExperts:
     """Any thread may ask for the load; the one that runs steps moves experts."""
 
     def __init__(self, layers: ExpertLayers, on_moved: Callable[[], None] = lambda: None) -> None:
-        """`on_moved`: called when weights have changed. What was counted before, by rehearsals, is forgotten."""
+        """`on_moved`: called when weights have changed. Tokens counted before, by rehearsals, are forgotten."""
         self._layers = layers
         self._on_moved = on_moved
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class _Counter:
             self.wait()
 
     def read(self) -> Tensor:
-        """On a GPU by a stream of its own: each number is whole, and as new as the kernels that have added to it."""
+        """Counts so far, read on a GPU by a stream of its own: whole numbers, as new as the kernels that made them."""
         if self._stream is None:
             return self._counts.clone()
         with torch.cuda.device(self._counts.device), torch.cuda.stream(self._stream):
@@ -111,6 +111,6 @@ class _Counter:
         return self._host.clone()
 
     def wait(self) -> None:
-        """Until all steps that were launched are counted."""
+        """Waits until all steps that were launched are counted."""
         if self._counts.is_cuda:
             torch.cuda.synchronize(self._counts.device)

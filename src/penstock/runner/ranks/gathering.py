@@ -182,7 +182,7 @@ class JoinedNode:
         self._on_change()
 
     def wait_status(self, rank: int, timeout_s: float) -> int | None:
-        """How a rank's process ended; None: the node has not said so in time, or cannot any more."""
+        """Exit status of a rank's process; None: the node has not said so in time, or cannot any more."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.statuses or self.gone, timeout_s)
             return self.statuses.get(rank)
@@ -210,7 +210,7 @@ class RemoteProcess:
 
     @property
     def node_gone(self) -> str:
-        """Why its node is gone; empty: it is not."""
+        """Reason why its node is gone; empty: it is not."""
         return self._node.gone
 
 
@@ -307,8 +307,8 @@ class Gathering:
             return Gathered(nodes, joined, dict(self._controls), dict(self._links))
 
     def _drop(self, begun: dict[int, JoinedNode]) -> None:
-        """Those that were told to begin start anew. Who has come in the place of one that went stays: it was told
-        nothing yet."""
+        """Drops nodes that were told to begin: they start anew. A node that came in the place of one that went stays:
+        it was told nothing yet."""
         with self._changed:
             for node in begun.values():
                 node.connection.close()

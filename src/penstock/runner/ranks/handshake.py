@@ -1,11 +1,11 @@
-"""The beginning of every connection between nodes: which protocol, who knows the secret, and what both must have in
-common. After it the socket is a rank's, and this module is done with it.
+"""Handshake of every connection between nodes: which protocol, who knows the secret, and what both must have in common.
+The socket is a rank's afterwards, and this module is done with it.
 
     both        proof that they know the secret: `link.proof`
     who called  a `Hello`
     the other   an `Answer`
 
-What follows is neither encrypted nor signed: it is for a network of one's own.
+Later messages are neither encrypted nor signed: they are for a network of one's own.
 """
 
 from __future__ import annotations

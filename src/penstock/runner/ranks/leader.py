@@ -266,7 +266,7 @@ class Leader:
         return self._chosen.next()
 
     def vectors(self) -> list[bytes]:
-        """Those of the texts that the last stage of a pipeline was told to embed."""
+        """Vectors of the texts that the last stage of a pipeline was told to embed."""
         return self._vectors.next()
 
     def scores(self) -> list[float]:
@@ -381,7 +381,7 @@ def start_followers(
 
 
 def _wait_until_here(store: Store, followers: Sequence[Follower], settings: EngineSettings) -> None:
-    """Until all ranks have come so far that they are about to join: one that cannot says so, or has ended."""
+    """Waits until all ranks are about to join: one that cannot says so, or has ended, which raises."""
     deadline_s = monotonic() + settings.node_timeout_s
     waiting = list(followers)
     while waiting := [each for each in waiting if not store.check([here_key(each.rank)])]:

@@ -264,7 +264,7 @@ answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """From the leader to each node, once all are there: start your ranks."""
+    """Message of the leader to each node, once all are there: start your ranks."""
 
     session: str
     parallelism: Parallelism
@@ -278,14 +278,14 @@ begin_decoder = msgspec.msgpack.Decoder(Begin)
 
 
 class RankEnded(msgspec.Struct, frozen=True, tag=True):
-    """From a node: the process of one of its ranks has ended."""
+    """Message of a node: the process of one of its ranks has ended."""
 
     rank: int
     status: int
 
 
 class NodeAlive(msgspec.Struct, frozen=True, tag=True):
-    """From a node, every now and then: also while its ranks load, and say nothing themselves."""
+    """Heartbeat of a node, every now and then: also while its ranks load, and say nothing themselves."""
 
 
 FromNode = RankEnded | NodeAlive

@@ -70,7 +70,7 @@ class NodeAgent:
         check_secret(nodes, settings, self._secret)
 
     def run(self) -> None:
-        """For as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
+        """Runs for as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
         EngineUnavailable if nobody is there for `node_timeout_s`."""
         while not self._is_stopped:
             with contextlib.ExitStack() as life:
