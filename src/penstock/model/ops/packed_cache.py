@@ -235,7 +235,7 @@ def _pieces(num_bytes: int) -> Iterator[range]:
 
 
 def _sums(parts: list[tuple[int, Tensor]], num_bytes: int) -> list[int]:
-    """As readers will find them, by 64-bit words that wrap; between the parts there are zeros."""
+    """Sums as readers will find them, by 64-bit words that wrap; between the parts there are zeros."""
     found = []
     for piece in _pieces(num_bytes):
         total = 0
