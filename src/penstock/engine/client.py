@@ -178,7 +178,7 @@ class EngineClient:
 
     @property
     def queued_tokens(self) -> int:
-        """To be computed before the sequences that are here can generate; what the engine has not read yet included."""
+        """Tokens to compute before the sequences that are here can generate, what the engine has not read included."""
         measured = self.measured
         return measured.load.queued_tokens + self._sent_tokens - measured.totals.received_tokens
 
@@ -287,7 +287,7 @@ class EngineClient:
 
     @property
     def rank_figures(self) -> tuple[RankFigures, ...]:
-        """How each rank of the model stands; none: there is one."""
+        """Figures of each rank of the model; none: there is one rank."""
         info = self.info
         return self.ranks.figures(info.rank_reads, info.read_bytes_per_s) if info is not None else ()
 
