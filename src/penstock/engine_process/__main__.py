@@ -1,7 +1,7 @@
 """The engine's process: `python -m penstock.engine_process FD SETTINGS`. Started by `serve`, never by hand.
 
-FD is the server's socket; SETTINGS is the JSON of `Settings`. Whatever happens before the loop runs is told over the
-socket: progress, then Ready or Failed.
+FD is the server's socket; SETTINGS is the JSON of `Settings`. Events before the loop runs are told over the socket:
+progress, then Ready or Failed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 An import of torch takes longer than the rest of a start. A fork shares it, in time and in memory. A fork copies one
 thread only, so the template has no other, and has touched neither CUDA nor OpenMP nor an event loop: `check_is_clean`
-says so before the first fork, and a template that is not clean ends. On Linux only.
+says so before the first fork, and a template that is not clean ends. It works on Linux only.
 
 FD is a listening Unix socket of packets. A connection is one process that is started, and has three packets:
 
@@ -136,7 +136,7 @@ class Template:
         return f"{min(other)} is read when libraries are loaded, and differs from the template's" if other else None
 
     def _as_job(self, request: Spawn, received: list[int], connection: socket.socket) -> Job:
-        """In the new process: without what is the template's."""
+        """Job in the new process, without what is the template's."""
         self._listener.close()
         connection.close()
         for pidfd, (_, other) in self._running.items():
