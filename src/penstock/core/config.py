@@ -1,4 +1,4 @@
-"""From plain mappings (YAML) to frozen dataclasses. An unknown key is an error that names the nearest known one."""
+"""Frozen dataclasses from plain mappings (YAML). An unknown key is an error that names the nearest known one."""
 
 from __future__ import annotations
 

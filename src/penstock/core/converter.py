@@ -1,4 +1,4 @@
-"""From plain values to typed ones, whatever other threads do."""
+"""Conversion of plain values to typed ones, whatever other threads do."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _STDERR = 2
 
 
 def write_stacks_on_crash() -> None:
-    """Those of all threads, to standard error, before SIGSEGV, SIGABRT and their like end the process. Where they were
-    asked for already (PYTHONFAULTHANDLER, pytest), they stay where they are written."""
+    """Writes the stacks of all threads to standard error before SIGSEGV, SIGABRT and their like end the process. Stacks
+    that were asked for already (PYTHONFAULTHANDLER, pytest) stay where they are written."""
     if not faulthandler.is_enabled():
         faulthandler.enable(_STDERR)

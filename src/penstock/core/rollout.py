@@ -1,7 +1,7 @@
 """The vocabulary of a rollout: what gateways measure of two versions of a model, as numbers that add up.
 
 A gateway counts in blocks of a few seconds. The blocks of several gateways that cover the same seconds are added cell
-by cell; nothing of a single request is kept. Whoever compares the versions reads nothing else.
+by cell; nothing of a single request is kept. The comparison of the versions reads nothing else.
 
     Arm      whose requests: clients' of the old or the new version, copies for either, or pairs of copies
     Metric   what of them; more is worse, whatever it is
