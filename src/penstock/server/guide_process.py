@@ -55,7 +55,7 @@ class Trials:
         self._running: dict[int, _Attempt] = {}  # by the descriptor that its answer comes from
 
     def run(self, frames: FrameReader, early: list[bytes]) -> None:
-        """Until the server is gone. `early`: what came with the model."""
+        """Tries guides until the server is gone. `early`: what came with the model."""
         self._take(early)
         self._selector.register(_INPUT, selectors.EVENT_READ)
         while True:
