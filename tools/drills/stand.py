@@ -1,4 +1,4 @@
-"""Where a drill takes place: replicas, gateways and tenants, as an operator makes them: by command."""
+"""The place of a drill: replicas, gateways and tenants, as an operator makes them: by command."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Process:
         return [one[name] for one in self.get("/admin/v1/replicas")["replicas"] for name in names]
 
     def num_open(self) -> int:
-        """Of a replica: what it works on."""
+        """The number of requests that a replica works on."""
         return int(self.get("/v1/penstock/snapshot")["num_open"])
 
     def is_ready(self) -> bool:
@@ -128,7 +128,7 @@ class Process:
         return True
 
     def complaints(self) -> list[str]:
-        """What no log should have."""
+        """Returns what no log should have."""
         return re.findall(r".*(?:Traceback|Exception|Error:|never retrieved).*", self.log.read_text())
 
     def end(self) -> None:
