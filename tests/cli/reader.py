@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.hub.home import penstock_home
+from tests.home import link_caches
 from tests.waiting import GIVE_UP_S, eventually
+
+T = TypeVar("T")
 
 _ADDRESS = re.compile(r"at http://127\.0\.0\.1:(\d+)")
 _BLOCK = re.compile(r"```(sh|yaml)\n(.*?)```|(Stop )", re.DOTALL)
-T = TypeVar("T")
 _SERVERS = ("penstock serve", "penstock engine", "penstock gateway")
 
 
@@ -41,9 +42,7 @@ class Reader:
         self._ports: dict[str, str] = {}  # as the page has it: as the system picked it
         self.servers: list[subprocess.Popen[bytes]] = []
         (directory / "home").mkdir()
-        for name in ("models", "kernels", "formats"):  # they take minutes to make, and are everybody's
-            (penstock_home() / name).mkdir(parents=True, exist_ok=True)
-            (directory / "home" / name).symlink_to(penstock_home() / name)
+        link_caches(directory / "home")
 
     def follow(self, page: str) -> dict[str, str]:
         """Starts servers, runs commands and writes files in the order of the page. Returns what commands printed."""

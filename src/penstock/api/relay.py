@@ -78,6 +78,9 @@ class Origin(msgspec.Struct, frozen=True):
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # as they were counted
 
 
+_origin_decoder = msgspec.json.Decoder(Origin)
+
+
 class Unit(msgspec.Struct, frozen=True, array_like=True):
     choice: Annotated[int, Meta(ge=0)]
     token_ids: TokenIds
@@ -283,13 +286,13 @@ class StreamRecord:
     def prompt_tokens(self) -> int | None:
         """As the replica counted them; None: it has not said so yet."""
         self._fold()
-        return msgspec.json.decode(self._origin, type=Origin).prompt_tokens if self._origin else None
+        return _origin_decoder.decode(self._origin).prompt_tokens if self._origin else None
 
     @property
     def stream_id(self) -> str | None:
         """The id that its replica knows it by; None: the replica has not said so yet."""
         self._fold()
-        return msgspec.json.decode(self._origin, type=Origin).id if self._origin else None
+        return _origin_decoder.decode(self._origin).id if self._origin else None
 
     @property
     def num_tokens(self) -> int:

@@ -39,6 +39,9 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+_models_decoder = msgspec.json.Decoder(_Models)
+
+
 @dataclass(frozen=True)
 class Served:
     model: str
@@ -55,7 +58,7 @@ class Vocabulary:
 async def find_served(client: Client, model: str | None) -> Served:
     """The model asked for, or the first that the server names."""
     try:
-        named = msgspec.json.decode((await client.get("/v1/models")).body, type=_Models).data
+        named = _models_decoder.decode((await client.get("/v1/models")).body).data
     except (RequestFailed, msgspec.MsgspecError) as error:
         is_there = isinstance(error, msgspec.MsgspecError) or error.kind.startswith("http_")
         if model is None or not is_there:

@@ -19,6 +19,8 @@ from penstock.fleet.settings import FleetSettings, PoolSettings
 from penstock.tenancy.fleet import MAX_DECISIONS, FleetSample
 from penstock.tenancy.store import open_store
 
+_decision_decoder = msgspec.json.Decoder(Decision)
+
 
 class RecordedPool(NamedTuple):
     name: str
@@ -37,7 +39,7 @@ def read_recorded(pool: str | None, since: float, *, store: str | None, config: 
         name = _choose(pool, sorted({each.pool for each in samples}), list(configured), since)
         rounds = read_rounds(opened.fleet.rounds(name, since=since))
         kept = opened.fleet.decisions(name, since=since, limit=MAX_DECISIONS, is_oldest_first=True)
-    decisions = [msgspec.json.decode(each.document, type=Decision) for each in kept]
+    decisions = [_decision_decoder.decode(each.document) for each in kept]
     if not rounds:
         raise ConfigError(f"no round of the policy for '{name}' is recorded since {show_time(since)}", param="pool")
     last = rounds[-1]

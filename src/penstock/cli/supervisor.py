@@ -56,6 +56,7 @@ _START_S = 120.0
 _STOP_S = 40.0  # a gateway drains for 30
 _DUMP_S = 5.0  # for a worker that hangs to write its stacks and end; one that is stopped cannot
 _LOCK = "supervisor.pid"
+_start_decoder = msgspec.json.Decoder(Started | Failed)
 
 
 def run_directory(config: Path) -> Path:
@@ -254,7 +255,7 @@ class Supervisor:
         except TimeoutError:
             process.kill()
             report = b""
-        told = msgspec.json.decode(report, type=Started | Failed) if report else None
+        told = _start_decoder.decode(report) if report else None
         if isinstance(told, Started):
             path = worker_socket(self._directory, slot, process.pid)
             return _Worker(slot, process, path, heartbeats, told, began_s)

@@ -44,10 +44,13 @@ class _Cards(msgspec.Struct):
     data: list[_Card] = []
 
 
+_cards_decoder = msgspec.json.Decoder(_Cards)
+
+
 def adapters(body: bytes) -> frozenset[str]:
     """Returns the adapters in an answer to /v1/models: the cards that name another as the one they are based on."""
     try:
-        cards = msgspec.json.decode(body, type=_Cards).data
+        cards = _cards_decoder.decode(body).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return frozenset()
     return frozenset(card.id for card in cards if card.parent and card.id)

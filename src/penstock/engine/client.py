@@ -15,7 +15,6 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.core.clock import Clock
@@ -51,6 +50,7 @@ from penstock.engine.messages import (
     Submit,
     ToEngine,
     Wake,
+    from_engine_decoder,
 )
 from penstock.engine.rank_meters import RankMeters
 from penstock.engine.speed import StepSpeed
@@ -263,11 +263,11 @@ class EngineClient:
                 await self._process.wait()
 
     async def _read_mail(self, reader: asyncio.StreamReader) -> None:
-        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(FromEngine)
+        frames = FrameReader()
         with contextlib.suppress(ConnectionResetError):
             while data := await reader.read(1 << 20):
                 for payload in frames.feed(data):
-                    self._receive(decoder.decode(payload))
+                    self._receive(from_engine_decoder.decode(payload))
 
     def _bury(self) -> None:
         """Nothing runs any more: tell everybody who waits, and whoever counts."""

@@ -77,6 +77,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Park | Wake | RebalanceExperts | Stop
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
 # -- engine to server
 
@@ -259,3 +260,4 @@ FromEngine = (
     | ParkAnswer
     | RebalanceAnswer
 )
+from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

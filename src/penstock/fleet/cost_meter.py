@@ -15,6 +15,9 @@ class Metered(NamedTuple):
     costs: dict[str, float]
 
 
+_metered_decoder = msgspec.json.Decoder(tuple[float | None, Metered])
+
+
 class CostMeter:
     """A meter of what replicas cost. Between two rounds a replica is in the state that the later one finds it in. The
     time without a controller is paid for too: the next one goes on from when the last one looked."""
@@ -41,4 +44,4 @@ class CostMeter:
         return msgspec.json.encode((self._at, self._metered)).decode()
 
     def restore(self, document: str) -> None:
-        self._at, self._metered = msgspec.json.decode(document, type=tuple[float | None, Metered])
+        self._at, self._metered = _metered_decoder.decode(document)

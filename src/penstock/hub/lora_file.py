@@ -24,6 +24,9 @@ class StoredAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
 _Stored = dict[str, StoredAdapter]
 
 
+_stored_decoder = msgspec.json.Decoder(_Stored)
+
+
 class AdapterFile:
     """Blocks: for threads of their own. Whoever reads sees the file as it was, or as it is afterwards."""
 
@@ -38,7 +41,7 @@ class AdapterFile:
 
     def read(self) -> dict[str, StoredAdapter]:
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_Stored)
+            return _stored_decoder.decode(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except msgspec.DecodeError as error:

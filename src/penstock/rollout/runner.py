@@ -45,6 +45,8 @@ from penstock.tenancy.store import Store
 log = logging.getLogger(__name__)
 
 _SAME_WEIGHT = 1e-9
+_rollout_state_decoder = msgspec.json.Decoder(RolloutState)
+_gates_decoder = msgspec.json.Decoder(list[GateResult])
 
 
 class Capacity(NamedTuple):
@@ -196,11 +198,11 @@ class RolloutRunner:
 
 def state_of(rollout: Rollout) -> RolloutState:
     """Raises ValueError or TypeError for one that another version of penstock wrote."""
-    return msgspec.json.decode(rollout.state, type=RolloutState)
+    return _rollout_state_decoder.decode(rollout.state)
 
 
 def gates_of(rollout: Rollout) -> list[GateResult]:
-    return msgspec.json.decode(rollout.gates, type=list[GateResult])
+    return _gates_decoder.decode(rollout.gates)
 
 
 def _seen(rollout: Rollout, state: RolloutState, route: RouteInForce, capacity: Capacity) -> Seen:

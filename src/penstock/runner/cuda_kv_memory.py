@@ -134,6 +134,9 @@ class _Handle(msgspec.Struct, frozen=True):
     num_blocks: Count
 
 
+_handle_decoder = msgspec.msgpack.Decoder(_Handle)
+
+
 class CudaMover:
     """`Mover` between engines on GPUs of one machine and user."""
 
@@ -168,7 +171,7 @@ class CudaMover:
         return found
 
     def open(self, handle: bytes) -> RemoteMemory:
-        said, descriptors = fetch_offer(handle, _Handle, self._secret)
+        said, descriptors = fetch_offer(handle, _handle_decoder, self._secret)
         try:
             return _MappedPools(self._memory, self._driver, said, descriptors)
         finally:

@@ -17,6 +17,8 @@ from penstock.core.expert_load import ExpertLoad, LayerLoad
 from penstock.core.expert_placement import ExpertPlacement
 from penstock.model.expert_layers import ExpertLayers
 
+_expert_load_decoder = msgspec.json.Decoder(ExpertLoad)
+
 
 class RankExperts:
     """Any thread may ask for the load; the one that runs steps moves experts."""
@@ -77,7 +79,7 @@ class RankExperts:
 def read_expert_counts(path: str) -> dict[int, list[int]]:
     """Counts by layer, of a file that was recorded from a running engine."""
     try:
-        load = msgspec.json.decode(Path(path).read_bytes(), type=ExpertLoad)
+        load = _expert_load_decoder.decode(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"expert_counts: {path} cannot be read: {error.strerror}", param="expert_counts") from None
     except msgspec.MsgspecError as error:

@@ -32,6 +32,7 @@ _MAX_KEPT = 512
 _MAX_OPEN = 64  # of one tenant
 _MAX_AT_PROCESS = 2  # of one tenant
 _PATIENCE_S = 30.0  # for the next answer to anybody, the start of the process included; it has its own limits
+_verdict_decoder = msgspec.msgpack.Decoder(Verdict)
 
 
 @dataclass
@@ -152,11 +153,11 @@ class GuideTrials:
 
     async def _read(self, process: Process) -> None:
         """One life of the process."""
-        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(Verdict)
+        frames = FrameReader()
         assert process.stdout is not None
         while data := await process.stdout.read(1 << 16):
             self._answered_s = self._clock.now()
-            for verdict in map(decoder.decode, frames.feed(data)):
+            for verdict in map(_verdict_decoder.decode, frames.feed(data)):
                 answer = self._answers.pop(verdict.number, None)
                 if answer is not None and not answer.done():
                     answer.set_result(verdict)

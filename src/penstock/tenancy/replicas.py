@@ -43,6 +43,9 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=True):
     state: str = ""  # of `RESTING`, beside `is_draining`, if a controller keeps it so; empty: it is used, or drains
 
 
+_replica_row_decoder = msgspec.json.Decoder(ReplicaRow)
+
+
 class ReplicaBook:
     """The store's part of it. Blocks: for commands and for threads of their own."""
 
@@ -140,7 +143,7 @@ def _all(execute: Execute) -> list[ReplicaRow]:
     found = []
     for (document,) in execute("SELECT document FROM replicas ORDER BY model, url"):
         try:
-            found.append(msgspec.json.decode(document, type=ReplicaRow))
+            found.append(_replica_row_decoder.decode(document))
         except (ValueError, TypeError) as error:
             count_error("store reader", error)
     return found

@@ -26,6 +26,7 @@ FEEDBACK_KEPT_S = 7 * 24 * 3600.0
 MAX_COMMENT = 2000  # characters
 MAX_KEPT = 200  # rollouts of a model that are over
 _EMPTY = Raw(b"{}")
+_block_decoder = msgspec.json.Decoder(Block)
 
 
 class RolloutVerb(StrEnum):
@@ -66,6 +67,9 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     command: RolloutCommand | None = None
     num_commands: int = 0
     revision: int = 0
+
+
+_rollout_decoder = msgspec.json.Decoder(Rollout)
 
 
 class StoryEntry(Struct, frozen=True):
@@ -286,7 +290,7 @@ class RolloutBook:
         found = []
         for _, document in rows:
             try:
-                found.append(msgspec.json.decode(document, type=Block))
+                found.append(_block_decoder.decode(document))
             except (ValueError, TypeError) as error:
                 count_error("store reader", error)
         return (rows[-1][0] if rows else since), found
@@ -373,7 +377,7 @@ def _lock(execute: Execute, id: str) -> Rollout:
 
 
 def _decode(document: str, revision: int) -> Rollout:
-    return replace(msgspec.json.decode(document, type=Rollout), revision=revision)
+    return replace(_rollout_decoder.decode(document), revision=revision)
 
 
 def _rollouts(rows: Sequence[Sequence[object]]) -> list[Rollout]:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from penstock.core.config import nearest
+from penstock.core.converter import Converter
 from penstock.core.errors import Conflict, InvalidValue, ModelNotFound
 from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
@@ -37,6 +38,9 @@ class Declared(Struct, frozen=True):
     has_copies: bool = True  # requests can be copied to its versions; those for pipelines cannot
 
 
+_declared_decoder = msgspec.json.Decoder(Declared)
+
+
 class RouteRevision(Struct, frozen=True, omit_defaults=True):
     """A route's differences from the file, by version."""
 
@@ -50,6 +54,9 @@ class RouteRevision(Struct, frozen=True, omit_defaults=True):
     restores: int | None = None  # the revision that this one says again
 
 
+_route_revision_decoder = msgspec.json.Decoder(RouteRevision)
+
+
 class SharesAsked(Struct, forbid_unknown_fields=True):
     """A change of shares, as in a merge patch: what is not named stays, None is what the file says."""
 
@@ -57,9 +64,12 @@ class SharesAsked(Struct, forbid_unknown_fields=True):
     shadow: dict[str, Annotated[float, Meta(ge=0, le=1)] | None] = field(default_factory=dict)
 
 
+_shares_asked_converter = Converter(SharesAsked)
+
+
 def shares_asked(values: Mapping[str, Any]) -> SharesAsked:
     try:
-        return msgspec.convert(values, SharesAsked)
+        return _shares_asked_converter.convert(values)
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error)) from None
 
@@ -105,7 +115,7 @@ class RouteBook:
         with self._database.writing() as execute:
             for route in new:
                 rows = execute("SELECT document FROM routes WHERE name = ?", (route.name,))
-                known = msgspec.json.decode(rows[0][0], type=Declared) if rows else route
+                known = _declared_decoder.decode(rows[0][0]) if rows else route
                 none = dict.fromkeys(route.weights, 0.0)
                 merged = replace(known, weights=none | known.weights, shadow=none | known.shadow)
                 if not rows or merged != known:
@@ -208,7 +218,7 @@ def routes_changed(execute: Execute, since: int) -> tuple[RouteRevision, ...]:
     found = []
     for (document,) in rows:
         try:
-            found.append(msgspec.json.decode(document, type=RouteRevision))
+            found.append(_route_revision_decoder.decode(document))
         except (ValueError, TypeError) as error:
             count_error("store reader", error)
     return tuple(found)
@@ -220,13 +230,13 @@ def _in_force(execute: Execute, name: str) -> RouteInForce:
         hint = nearest(name, names)
         raise ModelNotFound(f"no model '{name}' with versions" + (f"; did you mean '{hint}'?" if hint else ""))
     last = execute("SELECT document FROM route_revisions WHERE name = ? ORDER BY revision DESC LIMIT 1", (name,))
-    revision = msgspec.json.decode(last[0][0], type=RouteRevision) if last else RouteRevision(name)
-    return RouteInForce(msgspec.json.decode(rows[0][0], type=Declared), revision)
+    revision = _route_revision_decoder.decode(last[0][0]) if last else RouteRevision(name)
+    return RouteInForce(_declared_decoder.decode(rows[0][0]), revision)
 
 
 def _history(execute: Execute, name: str) -> list[RouteRevision]:
     rows = execute("SELECT document FROM route_revisions WHERE name = ? ORDER BY revision DESC", (name,))
-    return [msgspec.json.decode(document, type=RouteRevision) for (document,) in rows]
+    return [_route_revision_decoder.decode(document) for (document,) in rows]
 
 
 def _merged(old: Mapping[str, float], new: Mapping[str, float | None]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from penstock.core.converter import Converter
 from penstock.core.errors import (
     ConfigError,
     Conflict,
@@ -50,6 +51,9 @@ from penstock.tenancy.usage import UsageBook
 
 _READING = "store reader"  # what cannot be read is counted under this name
 _KEY_COLUMNS = ", ".join(f"api_keys.{column}" for column in ApiKey.__struct_fields__)
+_api_key_converter = Converter(ApiKey)
+_tenant_decoder = msgspec.json.Decoder(Tenant)
+_label_converter = Converter(Label)
 
 
 class Changes(Struct, frozen=True):
@@ -300,7 +304,7 @@ def unreadable_tenants(execute: Execute) -> dict[str, str]:
 
 def _key(row: Row) -> ApiKey:
     try:
-        return msgspec.convert(dict(zip(ApiKey.__struct_fields__, row, strict=True)), ApiKey)
+        return _api_key_converter.convert(dict(zip(ApiKey.__struct_fields__, row, strict=True)))
     except msgspec.ValidationError as error:
         raise StoreCorrupt(f"key psk_{row[0]} of tenant '{row[1]}' cannot be read: {error}") from None
 
@@ -319,13 +323,13 @@ def _encode(tenant: Tenant) -> str:
 
 def _decode(tenant_id: str, document: str) -> Tenant:
     try:
-        return msgspec.json.decode(document, type=Tenant)
+        return _tenant_decoder.decode(document)
     except (ValueError, TypeError) as error:  # msgspec's and Unicode's; a column may hold what is no text
         raise StoreCorrupt(f"the document of tenant '{tenant_id}' cannot be read: {error}") from None
 
 
 def _label(text: str) -> str:
     try:
-        return msgspec.convert(text, Label)
+        return _label_converter.convert(text)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"name: {error}", param="name") from None

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from penstock.core.config import nearest
+from penstock.core.converter import Converter
 from penstock.core.errors import InvalidValue
 from penstock.core.request import Priority
 from penstock.core.watermark import Name
@@ -109,6 +110,9 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
         return _allows(self.adapters, name)
 
 
+_tenant_converter = Converter(Tenant)
+
+
 @lru_cache(maxsize=4096)
 def _allows(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -119,7 +123,7 @@ def tenant_from(values: Mapping[str, Any]) -> Tenant:
     for section, kind in ((None, Tenant), ("limits", Limits), ("budget", Budget)):
         _refuse_unknown(values if section is None else values.get(section, {}), kind, section)
     try:
-        return msgspec.convert(values, Tenant)
+        return _tenant_converter.convert(values)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"tenant: {error}") from None
 

@@ -26,6 +26,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ray
+from penstock.core.converter import Converter
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
 from penstock.fleet.drivers.ray_cluster import (
@@ -48,12 +50,16 @@ _EXPECTED_DEATHS = (
     NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
     NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
 )
+_engine_order_converter = Converter(EngineOrder)
 
 
 class Request(msgspec.Struct):
     id: int
     method: str
     arguments: dict[str, Any]
+
+
+_request_decoder = msgspec.json.Decoder(Request)
 
 
 class Reply(msgspec.Struct):
@@ -88,7 +94,7 @@ class Bridge:
             remove_placement_group(group)
 
     def start_engine(self, *, name: str, bundles: Sequence[Mapping[str, float]], order: Mapping[str, Any]) -> None:
-        told = msgspec.convert(order, EngineOrder)
+        told = _engine_order_converter.convert(order)
         group = _find_group(name)
         if group is None:
             raise ValueError(f"there is no placement group {name}")
@@ -308,7 +314,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         bridge = Bridge(**arguments)
 
     for line in requests:
-        request = msgspec.json.decode(line, type=Request)
+        request = _request_decoder.decode(line)
         if bridge is None:
             if not answer(request, connect):
                 return
@@ -322,6 +328,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    write_stacks_on_crash()
     _end_with_parent()
     own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer

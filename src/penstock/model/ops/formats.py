@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 
 from penstock.core.cores import usable_cores
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.private_files import make_private
 from penstock.hub.home import penstock_home
 from penstock.model.ops import Linear, Ops
@@ -217,4 +218,5 @@ def _child_main(threads: int, candidates: list[Format]) -> None:
 
 
 if __name__ == "__main__":
+    write_stacks_on_crash()
     _child_main(int(sys.argv[1]), [Format(**fields) for fields in json.loads(sys.argv[2])])

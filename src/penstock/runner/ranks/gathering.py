@@ -28,7 +28,6 @@ from penstock.link.proof import Refused
 from penstock.runner.ranks.handshake import differences, receive_hello, welcome
 from penstock.runner.ranks.messages import (
     Begin,
-    FromNode,
     GroupIdentity,
     Hello,
     LinkHello,
@@ -36,6 +35,7 @@ from penstock.runner.ranks.messages import (
     RankEnded,
     RankHello,
     Refusal,
+    from_node_decoder,
 )
 from penstock.runner.ranks.ways import links_between
 
@@ -146,7 +146,7 @@ class JoinedNode:
         self.port = hello.port
         self.gone = ""  # why it is
         self.statuses: dict[int, int] = {}  # of processes that have ended, by rank
-        self.connection = Connection(connection.detach(), FromNode)
+        self.connection = Connection(connection.detach(), from_node_decoder)
         self.own_host: str = connection.detach().getsockname()[0]  # by which it has reached us
         self._timeout_s = timeout_s
         self._held: list[socket.socket] = []

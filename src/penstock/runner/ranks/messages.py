@@ -132,6 +132,7 @@ class FailedToStart(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFollower = Sized | Started | Woken | Alive | Chosen | AdapterRead | Vectors | Scores | Lost | FailedToStart
+from_follower_decoder: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
 
 
 # -- to all followers, in one order
@@ -204,6 +205,7 @@ ToFollower = (
     | ParkMemory
     | WakeMemory
 )
+to_follower_decoder: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
 
 
 # -- between nodes
@@ -243,6 +245,7 @@ class LinkHello(msgspec.Struct, frozen=True, tag=True):
 
 
 Hello = NodeHello | RankHello | LinkHello
+hello_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -257,6 +260,7 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Welcome | Refusal
+answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -268,6 +272,9 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     ports: list[int]  # by node: where it can be reached
     store_port: int  # of the leader's store by which devices meet; 0: they need none
     engine: EngineSettings
+
+
+begin_decoder = msgspec.msgpack.Decoder(Begin)
 
 
 class RankEnded(msgspec.Struct, frozen=True, tag=True):
@@ -282,3 +289,4 @@ class NodeAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 FromNode = RankEnded | NodeAlive
+from_node_decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -35,6 +35,7 @@ from penstock.runner.ranks.messages import (
     RankHello,
     RankSpec,
     Refusal,
+    begin_decoder,
 )
 from penstock.runner.ranks.process import LocalProcess, start_rank
 from penstock.runner.ranks.ways import close_descriptors, links_between, make_ways
@@ -94,7 +95,7 @@ class NodeAgent:
         leader = self._join(links, life)
         if leader is None:
             return
-        connection = self._leader = Connection(leader, Begin)
+        connection = self._leader = Connection(leader, begin_decoder)
         life.callback(connection.close)
         threading.Thread(target=self._beat, args=(connection,), name="alive", daemon=True).start()
         try:
