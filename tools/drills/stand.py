@@ -90,16 +90,16 @@ class Process:
 
     @property
     def has_died(self) -> bool:
-        """By itself: nobody here has ended it."""
+        """Whether it has ended by itself: nobody here has ended it."""
         return self.is_wanted and not self.is_running
 
     def last_words(self) -> str:
-        """How it ended, and the end of its log."""
+        """Returns how it ended, and the end of its log."""
         end = self.log.read_text(errors="replace")[-_SHOWN:]
         return f"process {self.pid} ended with status {self._process.poll()}; {self.log.name}:\n{end}"
 
     def signal(self, number: signal.Signals) -> None:
-        """To it, to its workers and to its engine."""
+        """Sends a signal to it, to its workers and to its engine."""
         if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             self.is_wanted = False
         engines = started_by(self.pid, ENGINE)
