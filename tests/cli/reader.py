@@ -59,7 +59,7 @@ class Reader:
         return printed
 
     def url(self, port: int) -> str:
-        """Where the server is that the page has at this port."""
+        """Returns the URL of the server that the page has at this port."""
         return f"http://127.0.0.1:{self._ports[str(port)]}"
 
     def write(self, block: str) -> None:
@@ -102,7 +102,7 @@ class Reader:
         self._wait_for(command, lambda: _is_ready(f"http://127.0.0.1:{found[1]}"))
 
     def _wait_for(self, command: str, look: Callable[[], T]) -> T:
-        """What `look` found of the last server. A failure tells what the servers have printed."""
+        """Returns what `look` found of the last server. A failure tells what the servers have printed."""
         try:
             found, _ = eventually(
                 lambda: (look(), self.servers[-1].poll()), lambda seen: seen[0] or seen[1] is not None
@@ -115,7 +115,7 @@ class Reader:
             raise
 
     def log(self) -> str:
-        """What the last server has written."""
+        """Returns what the last server has written."""
         return (self.directory / f"server-{len(self.servers) - 1}.log").read_text()
 
     def stop(self) -> None:

@@ -221,7 +221,7 @@ async def of_equal(place: Place, shadow: dict[str, Any] = SHADOW, *, kills: bool
 
 
 async def of_held(place: Place) -> tuple[Report, int]:
-    """Also how many answers clients had from the new version after the abort had returned and gateways had heard."""
+    """Returns a report, and how many answers clients had from the new version after all had heard of the abort."""
     async with place.clients():
         rollout = place.start(SHARES[-1], gates=WIDE, hold_s=600)
         await place.until("holding", "aborted", "paused")
@@ -243,7 +243,7 @@ async def _until(stand: Stand, every_s: float, is_so: Callable[[], bool]) -> Non
 
 
 async def drill(directory: Path, slower: float) -> list[str]:
-    """What went wrong."""
+    """Returns what went wrong."""
     wrong: list[str] = []
 
     def check(name: str, report: Report, expected: str, *more: tuple[bool, str]) -> None:

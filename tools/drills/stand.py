@@ -1,4 +1,4 @@
-"""Where a drill takes place: replicas, gateways and tenants, as an operator makes them: by command."""
+"""The place of a drill: replicas, gateways and tenants, as an operator makes them: by command."""
 
 from __future__ import annotations
 
@@ -90,16 +90,16 @@ class Process:
 
     @property
     def has_died(self) -> bool:
-        """By itself: nobody here has ended it."""
+        """Whether it has ended by itself: nobody here has ended it."""
         return self.is_wanted and not self.is_running
 
     def last_words(self) -> str:
-        """How it ended, and the end of its log."""
+        """Returns how it ended, and the end of its log."""
         end = self.log.read_text(errors="replace")[-_SHOWN:]
         return f"process {self.pid} ended with status {self._process.poll()}; {self.log.name}:\n{end}"
 
     def signal(self, number: signal.Signals) -> None:
-        """To it, to its workers and to its engine."""
+        """Sends a signal to it, to its workers and to its engine."""
         if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
             self.is_wanted = False
         engines = started_by(self.pid, ENGINE)
@@ -135,7 +135,7 @@ class Process:
         return [one[name] for one in self.get("/admin/v1/replicas")["replicas"] for name in names]
 
     def num_open(self) -> int:
-        """Of a replica: what it works on."""
+        """The number of requests that a replica works on."""
         return int(self.get("/v1/penstock/snapshot")["num_open"])
 
     def is_ready(self) -> bool:
@@ -146,7 +146,7 @@ class Process:
         return True
 
     def complaints(self) -> list[str]:
-        """What no log should have."""
+        """Returns what no log should have."""
         return re.findall(r".*(?:Traceback|Exception|Error:|never retrieved).*", self.log.read_text())
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What must be known of a server before it is put under load: its model, its context, and how long its words are."""
+"""Facts to know of a server before it is put under load: its model, its context, and how long its words are."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def find_vocabulary(client: Client, model: str, reference: str | None) -> 
 
 
 async def measure_scale(client: Client, speech: Speech, words: Sequence[str], seed: str, *, has_system: bool) -> Scale:
-    """What the server makes of a short text and a long one. Raises ConfigError if it will not answer."""
+    """Returns what the server makes of a short text and a long one. Raises ConfigError if it will not answer."""
     counted = []
     for num_words in (SHORT, LONG):
         messages: list[Message] = [

@@ -32,7 +32,7 @@ class RecordedPool(NamedTuple):
 
 
 def read_recorded(pool: str | None, since: float, *, store: str | None, config: Path | None) -> RecordedPool:
-    """Without a file the settings are those that the pool was last run with."""
+    """Returns a pool's records. Without a file the settings are those that it was last run with."""
     with open_store(store_url(store, config)) as opened:
         samples = opened.fleet.history(since=since)
         configured = _configured(config) if config is not None else {}

@@ -126,8 +126,9 @@ async def serve(
     *,
     picks: bool = False,
 ) -> None:
-    """Until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor. `read`: the
-    settings from their file again, for a reload. `picks`: it is an Endpoint Picker, and has no public port."""
+    """Serves until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor.
+    `read`: the settings from their file again, for a reload. `picks`: it is an Endpoint Picker, and has no public
+    port."""
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
@@ -313,7 +314,7 @@ def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseS
 
 
 def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:
-    """With a connection of its own to the store, as responses have. Raises ConfigError for a place of no use."""
+    """Returns batches with their own connection to the store, as responses have. Raises ConfigError for a bad place."""
     store, place = open_store(url), settings.batches.files
     objects = None if place is None else object_store(place)
     return BatchService(
@@ -354,8 +355,8 @@ def _reload_everywhere(configuration: Configuration, worker: GatewayWorker | Non
 
 
 def _reload_on_hangup(configuration: Configuration, certificates: Certificates) -> Callable[[], None]:
-    """Only where there is something to read: elsewhere a terminal that is closed ends the gateway, as it ends other
-    programs. Returns what a SIGHUP does."""
+    """Reloads on SIGHUP only where there is something to read: elsewhere a terminal that is closed ends the gateway, as
+    it ends other programs. Returns what a SIGHUP does."""
 
     def reload() -> None:
         try:

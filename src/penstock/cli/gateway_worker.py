@@ -148,7 +148,7 @@ class GatewayWorker:
         self._servers: list[Stoppable] = []
 
     def public_listener(self) -> socket.socket:
-        """For a server, which closes it in the end."""
+        """Returns the public listener for a server, which closes it in the end."""
         return self._sockets[0].dup()
 
     def admin_listener(self) -> socket.socket:
@@ -267,7 +267,7 @@ class GatewayWorker:
         self._servers.append(server)
 
     async def until_told(self, told: asyncio.Event) -> None:
-        """Until the worker is to end, because it is `told`, or because another has its place."""
+        """Waits until the worker is to end, because it is `told`, or because another has its place."""
         await _first_of(told.wait(), self._is_replaced.wait())
         while self._sockets:  # who holds one and does not accept would let clients wait for ever
             self._sockets.pop().close()

@@ -63,7 +63,7 @@ def list_at(arguments: argparse.Namespace) -> None:
 
 
 def _wait(server: _Server, name: str, verb: str, model: dict[str, Any]) -> dict[str, Any]:
-    """Until the model is what was ordered. Raises EngineFailed, Conflict."""
+    """Returns the model once it is what was ordered. Raises EngineFailed, Conflict."""
     order = FollowedOrder(verb, _model_seen_converter.convert(model))
     while not order.is_done(_model_seen_converter.convert(model)):
         time.sleep(LOOK_S)

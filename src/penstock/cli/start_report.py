@@ -1,4 +1,4 @@
-"""How the start of a replica ended, told by its process to the one that started it: one message over a socket."""
+"""The report of a replica's start, told by its process to the one that started it: one message over a socket."""
 
 from __future__ import annotations
 

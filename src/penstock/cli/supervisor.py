@@ -166,7 +166,7 @@ class Supervisor:
         self._rolling: asyncio.Task[None] | None = None
 
     async def run(self, on_open: Callable[[Started], None]) -> None:
-        """Until a signal ends it. Raises why the first worker cannot be started."""
+        """Runs the workers until a signal ends it. Raises why the first worker cannot be started."""
         told, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, told.set)
@@ -208,7 +208,7 @@ class Supervisor:
             log.info("%d workers of an earlier supervisor were replaced", len(orphans))
 
     async def _end(self, *, is_failed: bool) -> None:
-        """After a failure, workers that this supervisor has only found go on as they did."""
+        """Ends the workers. After a failure, those that this supervisor has only found go on as they did."""
         sd_notify.notify(sd_notify.STOPPING)
         self._listeners.close()
         for task in list(self._tasks):

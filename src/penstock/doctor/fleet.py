@@ -144,7 +144,7 @@ def _path_of(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def _reading(url: str) -> Iterator[Execute]:
-    """Read-only: to look must not make a file, nor write to one."""
+    """Opens the store read-only: to look must not make a file, nor write to one."""
     from penstock.tenancy.store import open_database
 
     if (path := _path_of(url)) is None:

@@ -89,7 +89,7 @@ class Controller:
         self._reports: dict[str, ReplicaReport] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled. A controller that is not the leader waits for its turn. Raises PoolTaken."""
+        """Runs until it is cancelled. A controller that is not the leader waits for its turn. Raises PoolTaken."""
         taken: PoolTaken | None = None
         try:
             while True:
@@ -310,7 +310,7 @@ class Controller:
         )
 
     def _decide_together(self, device: SharedDevice, demand: Sequence[PoolDemand], now: float) -> list[Round]:
-        """For pools that share a device."""
+        """Returns the rounds of pools that share a device."""
         self._observe_demand(demand, now)
         parkable = frozenset(name for name, report in self._reports.items() if report.can_park)
         seen = {

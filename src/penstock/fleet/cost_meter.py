@@ -19,8 +19,8 @@ _metered_decoder = msgspec.json.Decoder(tuple[float | None, Metered])
 
 
 class CostMeter:
-    """Between two rounds a replica is in the state that the later one finds it in. The time without a controller is
-    paid for too: the next one goes on from when the last one looked."""
+    """A meter of what replicas cost. Between two rounds a replica is in the state that the later one finds it in. The
+    time without a controller is paid for too: the next one goes on from when the last one looked."""
 
     def __init__(self) -> None:
         self._at: float | None = None

@@ -459,8 +459,8 @@ class Pool:
         )
 
     def _eta_s(self, rows: Iterable[FleetReplica], now: float) -> float | None:
-        """Until the next replica is active, of those that are on their way. A change that takes longer than usual is
-        expected to take a quarter longer than it has."""
+        """Returns the seconds until the next replica is active, of those that are on their way. A change that takes
+        longer than usual is expected to take a quarter longer than it has."""
         durations = self.durations.p95()
         usual_s = {
             ReplicaState.STARTING: durations.start_s,

@@ -1,5 +1,5 @@
-"""Who can take a request at all. A filter is a reason and a function to the replicas it keeps; the first one that
-drops a replica names the reason. Where nothing is to be tested it returns what it was given."""
+"""Filters of the replicas that can take a request at all. A filter is a reason and a function to the replicas it keeps;
+the first one that drops a replica names the reason. Where nothing is to be tested it returns what it was given."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def prefer_warm(replicas: Replicas, random01: float) -> Replicas:
 
 
 def narrowed(request: EdgeRequest, replicas: Replicas, index: PrefixIndex) -> Replicas:
-    """Of very many: those who hold most of the prompt, and a drawn part of the others to spread the load over."""
+    """Returns some of very many: those that hold most of the prompt, and a drawn part of the others for the spread."""
     step = len(replicas) // _DRAWN
     first = int(request.random01 * 991.0 % 1.0 * step)
     holders = set(index.holders(request.hashes, _HOLDERS))

@@ -39,11 +39,11 @@ class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def output_tokens(self) -> int:
-        """What it probably comes to."""
+        """The output tokens that it probably comes to."""
         expected, most = self.expected_output, self.max_tokens
         return expected if 0 < expected < most else most
 
     @property
     def kv_tokens(self) -> int:
-        """What it probably fills."""
+        """The tokens of KV cache that it probably fills."""
         return self.prompt_tokens + self.output_tokens if self.holds_cache else 1

@@ -1,4 +1,4 @@
-"""Who may administer: keys of their own, `psa_<id>_<secret>`, kept and followed as tenants' keys are (see keys.py).
+"""Admin keys, `psa_<id>_<secret>`: kept and followed as tenants' keys are (see keys.py).
 
 An admin has a name and one key. A name is free again once its key is revoked; the record stays. A tenant's key is none
 of these and these are no tenant's: the two rings know nothing of each other.
@@ -105,7 +105,7 @@ class AdminBook:
             return _all(execute)
 
     def revoke(self, which: str) -> AdminKey:
-        """By name, or by as much of the key as somebody has. At once, for every gateway; twice is once."""
+        """Revokes a key by name, or by as much of it as somebody has: at once, for every gateway; twice is once."""
         column, value = ("id", which.split("_")[1]) if which.startswith("psa_") else ("name", which)
         with self._database.writing() as execute:
             revision = next_revision(self._database, execute)

@@ -32,7 +32,7 @@ _ENDED_S = 120.0  # an ephemeral fleet that has written nothing for so long is r
 
 
 class PoolDemand(Struct, frozen=True, omit_defaults=True):
-    """What one gateway saw of one pool. Counters grow from the gateway's start; the others are as of `at`."""
+    """One gateway's view of one pool. Counters grow from the gateway's start; the others are as of `at`."""
 
     gateway: str  # another name after each start: counters begin anew
     pool: str
@@ -285,7 +285,7 @@ class FleetBook:
         limit: int = 1000,
         is_oldest_first: bool = False,
     ) -> list[FleetDecision]:
-        """After `since`, until `until`; the newest first unless it is said otherwise."""
+        """Returns the decisions after `since` and until `until`; the newest first unless it is said otherwise."""
         found: dict[str, object] = {"at > ?": since, "at <= ?": until, "pool = ?": pool}
         asked = {condition: value for condition, value in found.items() if value is not None}
         order = "at" if is_oldest_first else "at DESC"
@@ -326,14 +326,14 @@ class FleetBook:
             return [document for (document,) in execute(sql, (pool, since))]
 
     def memory(self, pool: str) -> Mapping[str, str]:
-        """What the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
+        """Returns what the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
         with self._database.reading() as execute:
             return dict(execute("SELECT name, document FROM fleet_memory WHERE pool = ?", (pool,)))
 
     # Models that share a device
 
     def model_orders(self) -> dict[str, ModelOrder]:
-        """By model."""
+        """Returns the orders by model."""
         with self._database.reading() as execute:
             found = _documents(execute, "SELECT document FROM model_orders", _model_order_decoder)
         return {one.model: one for one in found}
@@ -414,7 +414,7 @@ def write_model_order(execute: Execute, order: ModelOrder) -> None:
 
 
 def end_model_order(execute: Execute, done: ModelOrder, after: ModelOrder) -> None:
-    """Unless another order has come meanwhile."""
+    """Puts `after` in the place of `done`, unless another order has come meanwhile."""
     execute(
         "UPDATE model_orders SET document = ? WHERE model = ? AND document = ?",
         (_encode(after), done.model, _encode(done)),
@@ -464,7 +464,7 @@ def _encode(row: Struct) -> str:
 
 
 def _documents(execute: Execute, sql: str, decoder: msgspec.json.Decoder[T], *parameters: object) -> list[T]:
-    """What cannot be read was written by another version, and is left out."""
+    """Returns the documents found. One that cannot be read was written by another version, and is left out."""
     found = []
     for (document,) in execute(sql, parameters):
         try:

@@ -74,8 +74,8 @@ class ReplicaBook:
         return row
 
     def drain(self, url: str, model: str | None = None, *, is_draining: bool = True, by: str = "") -> list[ReplicaRow]:
-        """In every pool that it is in, or in this one. False: it is used again. Whatever state a controller keeps it
-        in, it has none then."""
+        """Marks a replica as draining in every pool that it is in, or in this one. False: it is used again. A state
+        that a controller keeps it in is cleared."""
         with self._writing() as execute:
             found, now = _find(execute, url, model), self._clock()
             rows = [replace(row, is_draining=is_draining, by=by, at=now, state="") for row in found]

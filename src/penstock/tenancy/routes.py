@@ -1,4 +1,4 @@
-"""How traffic is shared between the versions of a model, as changed while gateways run: kept, followed, taken back.
+"""Traffic shares of the versions of a model, as changed while gateways run: kept, followed, rolled back.
 
 A gateway's file says which versions there are and what share each begins with; it declares that here, so that a change
 can be checked wherever it is made. A change is a revision, and none is ever lost: what is in force is the file with the
@@ -29,7 +29,7 @@ FILE = 0  # the revision of what the file says
 
 
 class Declared(Struct, frozen=True):
-    """Of one route, by version, as the file of the gateway that started last has it."""
+    """One route as the file of the gateway that started last has it; weights and shadows by version."""
 
     name: str
     weights: Weights
@@ -42,7 +42,7 @@ _declared_decoder = msgspec.json.Decoder(Declared)
 
 
 class RouteRevision(Struct, frozen=True, omit_defaults=True):
-    """What is not as in the file, by version."""
+    """A route's differences from the file, by version."""
 
     name: str
     revision: int = FILE
@@ -58,7 +58,7 @@ _route_revision_decoder = msgspec.json.Decoder(RouteRevision)
 
 
 class SharesAsked(Struct, forbid_unknown_fields=True):
-    """As in a merge patch: what is not named stays, None is what the file says."""
+    """A change of shares, as in a merge patch: what is not named stays, None is what the file says."""
 
     weights: dict[str, Annotated[float, Meta(ge=0, le=1e6)] | None] = field(default_factory=dict)
     shadow: dict[str, Annotated[float, Meta(ge=0, le=1)] | None] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class RouteBook:
         self._clock = clock
 
     def declare(self, routes: Iterable[Declared]) -> None:
-        """What a gateway's file has. Others that other gateways declared stay."""
+        """Stores the routes of a gateway's file. Others that other gateways declared stay."""
         if not (found := list(routes)):
             return
         with self._database.writing() as execute:
@@ -174,7 +174,7 @@ class RouteBook:
             return self._write(execute, now, promoted)
 
     def roll_back(self, name: str, to: int | None = None, *, by: str = "") -> RouteInForce:
-        """To the revision before the one in force, and by doing it again further back; or to this one; 0: the file."""
+        """Goes back to the revision before the one in force, each time further back; or to this one; 0: the file."""
         with self._database.writing() as execute:
             return self.roll_back_within(execute, name, to, by=by)
 

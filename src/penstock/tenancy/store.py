@@ -107,7 +107,7 @@ class Store:
             return unreadable_tenants(execute)
 
     def update_tenant(self, tenant_id: str, values: Mapping[str, Any]) -> Tenant:
-        """As a merge patch; what two processes change at once is both kept."""
+        """Changes a tenant as a merge patch does; what two processes change at once is both kept."""
         with self._database.writing() as execute:
             self._changed(execute, tenant_id)
             tenant = with_changes(_tenant(execute, tenant_id), values)
@@ -145,7 +145,7 @@ class Store:
         return [ApiKey(*row) for row in rows]
 
     def revoke_key(self, key_id: str) -> ApiKey:
-        """At once, for every gateway. Twice is once."""
+        """Revokes a key at once, for every gateway. Twice is once."""
         with self._database.writing() as execute:
             key = self._changing_key(execute, key_id)
             return self._end_key(execute, key, grace_s=0)

@@ -88,7 +88,7 @@ def _with_sessions(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many first blocks more than a tenth of the prompts share."""
+    """Returns how many first blocks more than a tenth of the prompts share."""
     depth = 0
     while True:
         heads = Counter(prompt[depth] for prompt in prompts if len(prompt) > depth)

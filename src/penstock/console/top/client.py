@@ -33,7 +33,7 @@ class Source:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     def look(self) -> View:
-        """How things stand now."""
+        """Returns how things stand now."""
         for view in self.events():
             self.complete(view)
             return view

@@ -195,7 +195,7 @@ def _url(path: Path) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """At once or not at all."""
+    """Writes the file at once or not at all."""
     draft = path.with_suffix(".tmp")
     with open_private(draft, "wb") as file:
         file.write(data)

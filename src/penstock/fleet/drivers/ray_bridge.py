@@ -265,7 +265,7 @@ def _short(why: str) -> str:
 
 
 def _death_cause(name: str) -> str:
-    """Why Ray's actor of this name has ended; empty: there has been none."""
+    """Returns why Ray's actor of this name has ended; empty: there has been none."""
     for one in state.actor_table(None, actor_state_name="DEAD").values():
         if one["Name"] == name:
             return str(one["DeathCause"].actor_died_error_context.error_message) or "Ray ended its actor"
@@ -293,7 +293,7 @@ def _find_group(name: str) -> PlacementGroup | None:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Until there are no more requests. The first one is to connect; each other one gets a thread."""
+    """Answers until there are no more requests. The first one is to connect; each other one gets a thread."""
     lock, encoder = threading.Lock(), msgspec.json.Encoder()
 
     def answer(request: Request, method: Callable[..., Any]) -> bool:

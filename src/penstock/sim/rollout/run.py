@@ -17,7 +17,7 @@ _READY = PoolSeen(ready=12)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rollout."""
+    """The outcome of one rollout."""
 
     regression: str
     seed: int
