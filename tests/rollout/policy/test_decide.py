@@ -242,13 +242,67 @@ def test_an_abort_ends_also_where_there_is_no_version_to_go_back_to() -> None:
     assert "nothing to go back to" in rollout.story[-1].reason
 
 
-def test_lost_replicas_of_a_version_that_has_clients_abort() -> None:
+def test_a_lasting_loss_of_all_replicas_of_a_version_that_has_clients_aborts() -> None:
     rollout = serving()
     rollout.look(new=NOBODY)
+    rollout.now += SHORT.unready_s - 1.0
+    rollout.state = msgspec.json.decode(msgspec.json.encode(rollout.state), type=RolloutState)  # another runner goes on
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.now += 1.0
+    rollout.look(new=NOBODY)
     assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason == "v2 has had no ready replica for 15 s, and clients are sent to it: back to v1"
+
+
+def test_copies_that_find_no_replica_abort_nothing() -> None:
     shadow = watching()
-    shadow.look(new=NOBODY)
+    for _ in range(10):
+        shadow.look(new=NOBODY)
+        shadow.now += 10.0
     assert shadow.state.phase is Phase.WATCHING
+
+
+def test_a_short_loss_of_all_replicas_aborts_nothing_and_passes_no_step() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(new=NOBODY)
+        rollout.now += SHORT.unready_s - 1.0
+        rollout.look()
+        rollout.now += 1.0
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.traffic(20)
+    rollout.state = replace(rollout.state, phase=Phase.WATCHING, step=1, step_in_force=1, since=rollout.now - 100.0)
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.look()
+    assert rollout.state.phase is Phase.WAITING
+
+
+def test_replicas_that_nobody_knows_of_are_no_loss_and_no_capacity() -> None:
+    unknown = PoolSeen(ready=None)
+    rollout = serving()
+    rollout.look(new=NOBODY)
+    for _ in range(10):
+        rollout.now += 10.0
+        rollout.look(old=unknown, new=unknown)
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    waiting = Rollout()
+    waiting.look(new=unknown)
+    assert (waiting.state.phase, waiting.state.step_in_force) == (Phase.WAITING, None)
+    waiting.now += SHORT.capacity_wait_s
+    waiting.look(new=unknown)
+    assert waiting.state.phase is Phase.PAUSED
+    assert waiting.state.reason.endswith("nobody knows its replicas")
+
+
+def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(old=NOBODY, new=NOBODY)
+        rollout.now += 10.0
+    assert rollout.state.phase is Phase.WATCHING
 
 
 def test_a_version_that_is_gone_ends_it() -> None:

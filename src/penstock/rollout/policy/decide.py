@@ -104,6 +104,7 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         paused = replace(_paused(state, now), hands_off=True)
         return _changed(paused, now, "paused", f"{state.old} is no longer a version of {state.model}")
     state = with_tenants(state, evidence)
+    state = _with_readiness(state, seen, now)
     gates = judge(state, evidence, with_intervals=with_intervals)
     if state.hands_off:  # whoever set the shares has the say
         return Decision(state, gates=gates)
@@ -111,18 +112,37 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         gates = judge(state, evidence)
         worse = [gate for gate in gates if gate.verdict is Verdict.WORSE]
         return _abort(state, now, _gates_reason(state, worse, f"back to {state.old}"), gates=gates)
-    if seen.new.ready == 0 and (state.watched_step.share or 0.0) > 0.0 and state.step_in_force is not None:
-        return _abort(state, now, f"{state.new} has no ready replica, and clients are sent to it", gates=gates)
+    if _is_unready_for_long(state, now):
+        return _abort(state, now, _unready_reason(state, now), gates=gates)
     if state.phase is Phase.WATCHING:
         return _watching(state, evidence, gates, now)
     decision = _waiting(state, seen, now) if state.phase is Phase.WAITING else Decision(state)
     return replace(decision, gates=decision.gates or gates)
 
 
+def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
+    """Takes down since when clients are sent to a new version without a ready replica. Nobody's knowledge is no such
+    time; nor is one in which the old version has none either: nothing would be won by going back."""
+    has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
+    is_unready = has_clients and seen.new.ready == 0 and seen.old.ready != 0
+    if is_unready is (state.unready_since is not None):
+        return state
+    return replace(state, unready_since=now if is_unready else None)
+
+
+def _is_unready_for_long(state: RolloutState, now: float) -> bool:
+    return state.unready_since is not None and now - state.unready_since >= state.plan.unready_s
+
+
+def _unready_reason(state: RolloutState, now: float) -> str:
+    took = now - (state.unready_since or now)
+    return f"{state.new} has had no ready replica for {took:,.0f} s, and clients are sent to it: back to {state.old}"
+
+
 def _watching(state: RolloutState, evidence: Evidence, gates: list[GateResult], now: float) -> Decision:
     step = state.current_step
     took = now - state.since
-    if took < step.min_s:
+    if took < step.min_s or state.unready_since is not None:
         return Decision(state, gates=gates)
     if (count := evidence.new_requests(state.step)) < step.min_requests:
         if took < _PATIENCE * step.max_s:
@@ -197,13 +217,13 @@ def _waiting(state: RolloutState, seen: Seen, now: float) -> Decision:
         watching = replace(state, phase=Phase.WATCHING, since=now, settle_until=settled)
         return _changed(watching, now, "watching", f"{_step_title(state)} is in force")
     needed = step.share or step.shadow or 0.0
-    is_ready = seen.new.ready > 0 and (seen.new.can_take is None or seen.new.can_take >= _ENOUGH_CAPACITY * needed)
+    is_ready = bool(seen.new.ready) and (seen.new.can_take is None or seen.new.can_take >= _ENOUGH_CAPACITY * needed)
     if is_ready:
         return Decision(replace(state, step_in_force=state.step, tenants=()))
     if now - state.since >= state.plan.capacity_wait_s:
         reason = (
             f"{_step_title(state)}: {state.new} was not ready within {state.plan.capacity_wait_s:,.0f} s: "
-            f"{seen.new.ready} replicas"
+            + ("nobody knows its replicas" if seen.new.ready is None else f"{seen.new.ready} replicas")
             + ("" if seen.new.can_take is None else f" that can take {100 * seen.new.can_take:.3g} % of the requests")
         )
         return _changed(_paused(state, now), now, "paused", reason)
