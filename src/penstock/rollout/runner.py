@@ -10,7 +10,7 @@ writes nothing: its revision is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import NamedTuple
@@ -94,10 +94,11 @@ class RolloutRunner:
             if self._capacity(rollout) is not None and (state := self._state(rollout)) is not None
         ]
 
-    def step(self) -> list[Live]:
-        """One round; returns its rollouts that are on. Raises LeaseLost or StoreUnavailable."""
+    def step(self, rollouts: Sequence[Rollout] | None = None) -> list[Live]:
+        """One round; returns its rollouts that are on. `rollouts`: as they were just read; None: all that are on.
+        Raises LeaseLost or StoreUnavailable."""
         found = []
-        rollouts = self._book.on()
+        rollouts = self._book.on() if rollouts is None else rollouts
         for rollout in rollouts:
             if (live := self._look(rollout)) is not None:
                 found.append(live)
