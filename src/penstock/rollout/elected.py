@@ -4,7 +4,8 @@ Each model has a lease of its own, since gateways may have different models: a g
 rollout does not know their replicas, and leaves the lease to those that have them. A rollout that none of these runs,
 because there are none any more, is looked at now and then by any gateway, so that orders are obeyed and it can end.
 
-Without a rollout the thread sleeps. A holder that dies is replaced after `LEASE_S`; rollouts stay as they are meanwhile.
+Without a rollout the thread sleeps. A holder that dies is replaced after `LEASE_S`; rollouts stay as they are
+meanwhile.
 """
 
 from __future__ import annotations
