@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from penstock.core.errors import Conflict, ModelNotFound, RolloutNotFound
+from penstock.core.errors import Conflict, LeaseLost, ModelNotFound, RolloutNotFound, StoreUnavailable
 from penstock.observe.background import count_error
 from penstock.rollout.policy.decide import decide
 from penstock.rollout.policy.evidence import Evidence
@@ -81,6 +81,7 @@ class RolloutRunner:
         self._clock = clock
         self._evidence: dict[str, tuple[int, Evidence]] = {}  # with the number of the last block that is in it
         self._unreadable: set[str] = set()
+        self._failing: set[str] = set()  # rollouts whose last look ended in an error that nobody expected
 
     def forget(self) -> None:
         """Somebody else may have acted meanwhile: all is read anew."""
@@ -100,11 +101,28 @@ class RolloutRunner:
         found = []
         rollouts = self._book.on() if rollouts is None else rollouts
         for rollout in rollouts:
-            if (live := self._look(rollout)) is not None:
+            if (live := self._guarded_look(rollout)) is not None:
                 found.append(live)
         on = {one.id for one in rollouts}
         self._evidence = {id: one for id, one in self._evidence.items() if id in on}
+        self._failing &= on
         return found
+
+    def _guarded_look(self, rollout: Rollout) -> Live | None:
+        """A rollout that cannot be decided stays as it is, with the capacity that it has: others go on."""
+        try:
+            live = self._look(rollout)
+            self._failing.discard(rollout.id)
+            return live
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as error:
+            count_error("rollout runner", error)
+            if rollout.id not in self._failing:
+                self._failing.add(rollout.id)
+                log.exception("rollout %s of %s cannot be decided, and stays as it is", rollout.id, rollout.model)
+            state = self._state(rollout)
+            return None if state is None else Live(rollout, state, [], targets(state))
 
     def _look(self, rollout: Rollout) -> Live | None:
         if (capacity := self._capacity(rollout)) is None:
@@ -144,6 +162,7 @@ class RolloutRunner:
         """All evidence there is, and whether some of it is new."""
         last, evidence = self._evidence.get(rollout.id) or (0, evidence_for(state))
         newest, blocks = self._book.blocks(rollout.id, last)
+        self._evidence.pop(rollout.id, None)  # what is added by half is read anew
         for block in blocks:
             evidence.add(block)
         evidence.close(self._clock())

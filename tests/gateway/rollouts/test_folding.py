@@ -133,3 +133,15 @@ def test_a_corrected_value_waits_for_a_cell_that_counts() -> None:
     folder.add(seen(111.0, values=bad))
     total = cells(first + folder.close(115.0))[CellKey(Metric.COMPLAINTS, Arm.NEW)]
     assert total == Cell(2, 1.0, 1.0)
+
+
+def test_a_correction_stays_in_the_step_of_what_it_corrects() -> None:
+    folder, later = BlockFolder("g"), replace(ORDER, step=ORDER.step + 1)
+    folder.add(seen(100.0, values=((Metric.COMPLAINTS, 1.0),)))
+    folder.close(105.0)
+    folder.correct(ORDER, Arm.NEW, Metric.COMPLAINTS, "acme", 1.0, 0.5)
+    folder.add(seen(106.0, values=((Metric.COMPLAINTS, 0.0),), order=later))
+    assert cells(folder.close(110.0))[CellKey(Metric.COMPLAINTS, Arm.NEW)] == Cell(1, 0.0, 0.0)
+    assert folder._corrections
+    folder.keep({later.id: later})
+    assert not folder._corrections

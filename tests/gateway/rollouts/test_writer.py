@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import Overloaded, StoreUnavailable
 from penstock.core.rollout import Arm, Block, Cell, CellKey, Metric
@@ -196,6 +197,26 @@ async def test_a_second_word_takes_the_place_of_the_first(store: Store, rollout:
         one.pass_block()
     one.writer.close()
     assert cells(store, rollout)[COMPLAINTS] == Cell(2, 1.0, 1.0)
+
+
+async def test_a_second_word_in_a_later_step_changes_nothing_there(store: Store, rollout: Rollout) -> None:
+    one = Writing(store.rollouts, rollout)
+    for name in ("a", "b"):
+        one.see(request_id=name)
+    later = replace(rollout.order, step=rollout.order.step + 1)
+    for said, order in (
+        (Said("acme", "a", 0.0, ""), rollout.order),
+        (Said("acme", "a", 0.5, ""), later),
+        (Said("acme", "b", 1.0, ""), later),
+    ):
+        one.writer.follow([order])
+        one.writer.say(said)
+        await eventually_async(lambda: one.writer._num_said, lambda waiting: waiting == 0)
+        one.pass_block()
+    one.writer.close()
+    found = {block.step: dict(block.cells).get(COMPLAINTS) for block in store.rollouts.blocks(rollout.id)[1]}
+    assert found[rollout.order.step] in (Cell(1, 1.0, 1.0), None)
+    assert found[later.step] == Cell(1, 0.0, 0.0)
 
 
 async def test_words_that_the_store_cannot_take_are_refused_at_last(store: Store, rollout: Rollout) -> None:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.rollout import BLOCK_S, Arm, Block, CellKey, Metric
+from penstock.core.rollout import BLOCK_S, Arm, Block, Cell, CellKey, Metric
 from penstock.rollout.policy.evidence import LATE_S, Evidence
 from penstock.rollout.policy.gates import evidence_for, judge
 from penstock.rollout.policy.state import GateResult, Phase, RolloutState
@@ -87,6 +87,17 @@ def test_counts_are_there_at_once() -> None:
     evidence = folded([block(BEGAN, [(CellKey(Metric.ERRORS, Arm.NEW), [1.0, 1.0, 0.0])])])
     assert evidence.counts(0, Metric.ERRORS, Arm.NEW) == (2.0, 3)
     assert evidence.new_requests(0) == 3
+
+
+def test_sums_of_shares_are_possible_ones_whatever_gateways_wrote() -> None:
+    evidence = folded([])
+    key = CellKey(Metric.COMPLAINTS, Arm.NEW)
+    for at, cell in ((0.0, Cell(1, -0.5, 0.0)), (5.0, Cell(-3, 1.0, 1.0))):
+        evidence.add(Block("r1", 0, "g", BEGAN + at, BLOCK_S, [(key, cell)]))
+    assert evidence.counts(0, Metric.COMPLAINTS, Arm.NEW) == (0.0, 1)
+    verdicts(evidence)
+    evidence.add(Block("r1", 0, "g", BEGAN + 10.0, BLOCK_S, [(key, Cell(1, 7.0, 49.0))]))
+    assert evidence.counts(0, Metric.COMPLAINTS, Arm.NEW) == (2, 2)
 
 
 def test_other_rollouts_blocks_are_left_out() -> None:

@@ -235,7 +235,8 @@ class RolloutWriter:
                 if complaint.before is None:
                     values = ((Metric.COMPLAINTS, complaint.value),)
                     self._folder.add(Observation(order, complaint.arm, taken.wall_s, one.tenant, values))
-                else:
+                    self._memory.count(one.request_id, order.step)
+                elif complaint.counted_in == order.step:  # what was counted in a step that is over stays
                     before, after = complaint.before, complaint.value
                     self._folder.correct(order, complaint.arm, Metric.COMPLAINTS, one.tenant, before, after)
             self._heard = found[-1].number

@@ -268,7 +268,7 @@ class Evidence:
             return
         window = self._windows.setdefault((block.at, block.step), {}).setdefault(block.gateway, [])
         for key, cell in block.cells:
-            if not cell.count or not self._is_kept(key):
+            if cell.count <= 0 or not self._is_kept(key):
                 continue
             if key.metric in MEANS:
                 window.append((key, cell))
@@ -292,8 +292,9 @@ class Evidence:
         self._closed_until = until
 
     def counts(self, step: int, metric: Metric, arm: Arm, tenant: str = "") -> Counts:
+        """Never more than all and never less than none, whatever gateways wrote."""
         total, count = self._counts.get((step, metric, arm, tenant), (0.0, 0))
-        return total, int(count)
+        return min(max(total, 0.0), count), int(count)
 
     def new_requests(self, step: int, tenant: str = "") -> int:
         """Requests or copies that the new version ended in a step, well or not."""
