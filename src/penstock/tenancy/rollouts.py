@@ -299,6 +299,8 @@ class RolloutBook:
             raise InvalidValue("a score is 0 (bad) to 1 (good)", param="score")
         if len(comment) > MAX_COMMENT:
             raise InvalidValue(f"a comment has at most {MAX_COMMENT} characters", param="comment")
+        if "\0" in comment:
+            raise InvalidValue("a comment has no NUL characters", param="comment")
         with self._database.writing() as execute:
             ((number,),) = execute("UPDATE feedback_counter SET value = value + 1 RETURNING value")
             now = self._clock()
