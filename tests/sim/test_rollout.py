@@ -31,6 +31,15 @@ def test_an_equal_version_is_promoted() -> None:
     assert outcome.exposed > 1000
 
 
+def test_a_version_whose_errors_show_in_the_hold_is_aborted_there_and_an_equal_one_is_not() -> None:
+    steps = [{"share": 0.05, "min_s": 900, "max_s": 900}, {"share": 1, "min_s": 60, "max_s": 60}]
+    plan = plan_from({"steps": steps, "hold_s": 1800, "gates": {"errors": {"margin": 0.005}}}, Slo())
+    late = [run_rollout(seed, Regression(errors=0.015), plan, SMALL) for seed in range(2)]
+    assert {(one.phase, one.gates) for one in late} == {(Phase.ABORTED, ("errors",))}
+    assert {entry.what for one in late for entry in one.story} >= {"holding"}
+    assert run_rollout(1, Regression(), plan, SMALL).phase is Phase.PROMOTED
+
+
 def test_a_run_is_the_same_each_time() -> None:
     first, second = (run_rollout(3, REGRESSIONS["tpot+25%"], PLAN, SMALL) for _ in range(2))
     assert first == second

@@ -336,6 +336,66 @@ def test_an_order_is_obeyed_once() -> None:
     assert rollout.state.step == 1
 
 
+def held(**changes: object) -> Rollout:
+    """All clients are at the new version, after a step in which half of them were."""
+    steps = [{"share": 0.5, "min_s": 60, "min_requests": 50, "max_s": 60}, {"share": 1, "min_s": 0, "min_requests": 1}]
+    rollout = watching(plan(**{"steps": steps, "settle_s": 0, "hold_s": 600} | changes))
+    rollout.traffic(20)
+    rollout.watch()
+    rollout.order(OperatorAction.PROMOTE)
+    assert rollout.state.phase is Phase.HOLDING
+    return rollout
+
+
+@pytest.mark.parametrize("on_promote", ["hold", "park"])
+def test_a_version_that_fails_while_the_old_one_is_held_is_aborted(on_promote: str) -> None:
+    rollout = held(on_promote=on_promote)
+    order = order_for_gateways(rollout.state)
+    assert (order.is_over, order.is_held, order.step) == (False, True, 1)
+    for _ in range(3):
+        block = traffic(Random(1), 1, requests=100, errors=1.0, step=1)[0]
+        block.cells = [(key, cell) for key, cell in block.cells if key.arm is Arm.NEW]
+        if rollout.state.phase is Phase.HOLDING:
+            rollout.add(block, at=rollout.now)
+    assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason.startswith("holding v1: errors")
+    assert rollout.state.reason.endswith("back to v1")
+    assert rollout.story[-1].gates[0].verdict == "worse"
+    assert targets(rollout.state).weights == {"v1": 100.0, "v2": 0.0}
+
+
+@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", NOBODY)])
+def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_promote: str, old: PoolSeen) -> None:
+    rollout = held(on_promote=on_promote)
+    rollout.look(old=old, new=NOBODY)
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now += 600.0
+    rollout.look(old=old, new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+
+
+def test_no_version_is_promoted_in_the_moment_in_which_it_has_no_replica() -> None:
+    rollout = held()
+    rollout.now = rollout.state.hold_until
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
+def test_a_version_that_is_released_at_once_is_promoted_at_the_next_look() -> None:
+    rollout = held(on_promote="release")
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
+def test_gates_are_told_while_the_old_version_is_held() -> None:
+    rollout = held()
+    block = traffic(Random(1), 1, requests=100, step=1)[0]
+    rollout.add(block, at=rollout.now)
+    assert {gate.gate for gate in rollout.look().gates} == {"errors"}
+
+
 def test_a_parked_version_may_be_parked_but_not_stopped() -> None:
     rollout = watching(plan(steps=[{"share": 1}], on_promote="park", hold_s=50))
     rollout.order(OperatorAction.PROMOTE)

@@ -3,7 +3,8 @@
     waiting    the new version's pool is not ready for the step; its shares are not in force yet
     watching   its shares are in force, its gates are looked at
     paused     shares stay; a gate that finds the new version worse aborts all the same, unless somebody set the shares
-    holding    all clients are at the new version; the old one's replicas are kept until `hold_until`
+    holding    all clients are at the new version; the old one's replicas are kept until `hold_until`. The last step's
+               gates go on being looked at: one that finds the new version worse takes the way back
     aborting   the shares from before are ordered, until they are seen in force
 
 No client is served by the new version before the shadow steps of the plan are passed, whatever is ordered, except that
@@ -92,8 +93,8 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
             return decision
     if not seen.has_new:
         return _abort(state, now, f"{state.new} is no longer a version of {state.model}")
-    if state.phase is Phase.HOLDING:
-        return _holding(state, seen, now)
+    if state.phase is Phase.HOLDING and (decision := _taken_over(state, seen, now)) is not None:
+        return decision
     if seen.changed_by is not None and not state.hands_off:
         paused = replace(_paused(state, now), hands_off=True)
         reason = f"{seen.changed_by} changed the shares: they are left as they are until somebody resumes"
@@ -116,6 +117,8 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         return _abort(state, now, _unready_reason(state, now), gates=gates)
     if state.phase is Phase.WATCHING:
         return _watching(state, evidence, gates, now)
+    if state.phase is Phase.HOLDING:
+        return _holding(state, seen, gates, now)
     decision = _waiting(state, seen, now) if state.phase is Phase.WAITING else Decision(state)
     return replace(decision, gates=decision.gates or gates)
 
@@ -124,10 +127,15 @@ def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState
     """Takes down since when clients are sent to a new version without a ready replica. Nobody's knowledge is no such
     time; nor is one in which the old version has none either: nothing would be won by going back."""
     has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
-    is_unready = has_clients and seen.new.ready == 0 and seen.old.ready != 0
+    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state))
     if is_unready is (state.unready_since is not None):
         return state
     return replace(state, unready_since=now if is_unready else None)
+
+
+def _is_parked(state: RolloutState) -> bool:
+    """Whether the old version's replicas may be asleep, and are woken for the way back."""
+    return state.phase is Phase.HOLDING and state.plan.on_promote == "park"
 
 
 def _is_unready_for_long(state: RolloutState, now: float) -> bool:
@@ -193,7 +201,7 @@ def _next_step(state: RolloutState, now: float, reason: str, gates: Sequence[Gat
     following = state.step + 1
     steps = state.plan.steps
     if following == len(steps):
-        held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s, tenants=())
+        held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s)
         if state.plan.on_promote == "release":
             held = replace(held, hold_until=now)
         return _changed(held, now, "holding", reason, gates=gates, by=by)
@@ -230,16 +238,23 @@ def _waiting(state: RolloutState, seen: Seen, now: float) -> Decision:
     return Decision(state)
 
 
-def _holding(state: RolloutState, seen: Seen, now: float) -> Decision:
+def _taken_over(state: RolloutState, seen: Seen, now: float) -> Decision | None:
+    """The end of a hold from which there is no way back any more; None: there is one."""
+    if seen.changed_by is None and seen.has_old:
+        return None
+    done = replace(state, phase=Phase.PROMOTED, since=now)
+    why = f"{seen.changed_by} changed the shares" if seen.changed_by else f"{state.old} is no longer a version"
+    return _changed(done, now, "promoted", f"{why}: {state.old} is no longer held")
+
+
+def _holding(state: RolloutState, seen: Seen, gates: list[GateResult], now: float) -> Decision:
+    """No gate finds it worse."""
     weights, shadow = shares_of(state, state.plan.steps[-1])
-    if seen.changed_by is not None or not seen.has_old:
-        done = replace(state, phase=Phase.PROMOTED, since=now)
-        why = f"{seen.changed_by} changed the shares" if seen.changed_by else f"{state.old} is no longer a version"
-        return _changed(done, now, "promoted", f"{why}: {state.old} is no longer held")
-    if now >= state.hold_until and _is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow):
-        done = replace(state, phase=Phase.PROMOTED, since=now)
-        return _changed(done, now, "promoted", f"{state.model} is {state.new}; {state.old} is no longer held")
-    return Decision(state)
+    is_in_force = _is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow)
+    if now < state.hold_until or not is_in_force or state.unready_since is not None:
+        return Decision(state, gates=gates)
+    done = replace(state, phase=Phase.PROMOTED, since=now)
+    return _changed(done, now, "promoted", f"{state.model} is {state.new}; {state.old} is no longer held", gates=gates)
 
 
 def _aborting(state: RolloutState, seen: Seen, now: float) -> Decision:
@@ -317,6 +332,8 @@ def _gates_reason(state: RolloutState, gates: Sequence[GateResult], end: str) ->
 
 
 def _step_title(state: RolloutState) -> str:
+    if state.phase is Phase.HOLDING:
+        return f"holding {state.old}"
     return f"step {state.step + 1}, {state.current_step.title}"
 
 

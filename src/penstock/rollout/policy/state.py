@@ -214,5 +214,6 @@ def order_for_gateways(state: RolloutState) -> RolloutOrder:
         judge=plan.judge,
         scores=plan.scores,
         prices=state.prices,
-        is_over=state.phase in (Phase.HOLDING, Phase.PROMOTED, Phase.ABORTING, Phase.ABORTED),
+        is_held=state.phase is Phase.HOLDING,
+        is_over=state.phase in (Phase.PROMOTED, Phase.ABORTING, Phase.ABORTED),
     )
