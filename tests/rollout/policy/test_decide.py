@@ -181,6 +181,21 @@ def test_shares_that_are_not_in_force_yet_are_waited_for() -> None:
     assert rollout.state.phase is Phase.WATCHING
 
 
+def test_requests_are_not_measured_from_the_order_of_new_shares_on() -> None:
+    rollout = Rollout(plan(steps=[{"share": 0.5}, {"share": 1}], settle_s=30))
+    rollout.look()
+    assert rollout.state.step_in_force == 0
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+    rollout.now += 2.0
+    rollout.look()
+    assert rollout.state.phase is Phase.WATCHING
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+    rollout.now += 100.0
+    rollout.look(changed_by="carol", weights={"v1": 90.0, "v2": 10.0})
+    rollout.order(OperatorAction.RESUME)
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+
+
 def test_too_few_requests_pause_it_in_the_end() -> None:
     rollout = watching()
     rollout.now += 4 * 300.0

@@ -221,13 +221,13 @@ def _waiting(state: RolloutState, seen: Seen, now: float) -> Decision:
         weights, shadow = shares_of(state, step)
         if not (_is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow)):
             return Decision(state)
-        settled = now + state.plan.settle_s
-        watching = replace(state, phase=Phase.WATCHING, since=now, settle_until=settled)
+        watching = _settling(replace(state, phase=Phase.WATCHING, since=now), now)
         return _changed(watching, now, "watching", f"{_step_title(state)} is in force")
     needed = step.share or step.shadow or 0.0
     is_ready = bool(seen.new.ready) and (seen.new.can_take is None or seen.new.can_take >= _ENOUGH_CAPACITY * needed)
     if is_ready:
-        return Decision(replace(state, step_in_force=state.step, tenants=()))
+        ordered = replace(state, step_in_force=state.step, tenants=())
+        return Decision(_settling(ordered, now))
     if now - state.since >= state.plan.capacity_wait_s:
         reason = (
             f"{_step_title(state)}: {state.new} was not ready within {state.plan.capacity_wait_s:,.0f} s: "
@@ -302,7 +302,14 @@ def _resume(state: RolloutState, now: float, said: str, by: str) -> Decision:
     """The step begins again. Shares that somebody else set are ordered anew; what was measured still holds, whatever
     the shares were."""
     resumed = replace(state, phase=Phase.WAITING, since=now, hands_off=False)
+    if state.hands_off:
+        resumed = _settling(resumed, now)
     return _changed(resumed, now, "resumed", f"{_step_title(state)} begins again: {said}", by=by)
+
+
+def _settling(state: RolloutState, now: float) -> RolloutState:
+    """With shares that change now: from their order on, and anew when they are seen in force."""
+    return replace(state, settle_until=now + state.plan.settle_s)
 
 
 def _paused(state: RolloutState, now: float) -> RolloutState:
