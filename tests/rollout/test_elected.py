@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -167,3 +168,29 @@ def test_a_rollout_that_cannot_be_run_is_in_no_others_way(store: Store, url: str
         start_rollout(store, "other", "b")
         begin(store, runner)
         eventually(lambda: share(store) == 10.0)
+
+
+def test_news_that_comes_while_the_thread_looks_for_some_is_not_lost(store: Store, url: str) -> None:
+    class Woken(threading.Event):
+        """`between` is called once, right after somebody has seen that the event is not set."""
+
+        between: Callable[[], object] | None = None
+
+        def is_set(self) -> bool:
+            found, between = super().is_set(), self.between
+            if between is not None and not found:
+                self.between = None
+                between()
+            return found
+
+    told: list[list[Rollout]] = []
+    runner = ElectedRunner(open_store(url), lease_s=0.3, every_s=0.02)
+    woken = runner._woken = Woken()
+    runner.start(Versions(), told.append)
+    begun = begin(store, runner)
+    eventually(lambda: share(store) == 10.0)
+    store.rollouts.give(begun.id, RolloutVerb.ABORT)
+    eventually(lambda: told[-1] == [])  # it is over, as the thread is still to hear
+    woken.between = lambda: runner.apply(())
+    eventually(lambda: [one.id for one in told[-1]] == [begun.id])
+    runner.close()

@@ -119,8 +119,8 @@ class ElectedRunner:
         while True:
             if not self._has_work:
                 self._woken.wait()
-            has_news = self._woken.is_set()
-            self._woken.clear()
+            if has_news := self._woken.is_set():
+                self._woken.clear()  # before anything is read: what comes from now on wakes it again
             if self._stopping.is_set():
                 break
             with outliving(_NAME):
