@@ -163,9 +163,10 @@ class RolloutRunner:
         last, evidence = self._evidence.get(rollout.id) or (0, evidence_for(state))
         newest, blocks = self._book.blocks(rollout.id, last)
         self._evidence.pop(rollout.id, None)  # what is added by half is read anew
+        now = self._clock()
         for block in blocks:
-            evidence.add(block)
-        evidence.close(self._clock())
+            evidence.add(block, now)
+        evidence.close(now)
         self._evidence[rollout.id] = newest, evidence
         return evidence, bool(blocks)
 
