@@ -145,3 +145,16 @@ def test_a_correction_stays_in_the_step_of_what_it_corrects() -> None:
     assert folder._corrections
     folder.keep({later.id: later})
     assert not folder._corrections
+
+
+def test_a_wall_clock_that_goes_back_keeps_no_block_waiting() -> None:
+    folder = BlockFolder("g")
+    folder.add(seen(1000.0))
+    found = folder.close(1005.0)
+    for at in (405.0, 410.0, 415.0):
+        folder.add(seen(at))
+        found += folder.close(at + 5.0)
+    assert [block.at for block in found] == [1000.0, 1005.0, 1010.0, 1015.0]
+    assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 4
+    folder.add(seen(1030.0))
+    assert [block.at for block in folder.close(1035.0)] == [1030.0]

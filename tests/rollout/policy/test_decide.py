@@ -196,6 +196,24 @@ def test_requests_are_not_measured_from_the_order_of_new_shares_on() -> None:
     assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
 
 
+def test_a_wall_clock_that_goes_back_stops_no_decision() -> None:
+    rollout = watching(plan(steps=[{"share": 1, "min_s": 60, "min_requests": 0, "max_s": 60}], hold_s=100, settle_s=5))
+    rollout.now -= 3600.0
+    rollout.look()
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 5.0
+    rollout.now += 60.0
+    rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now -= 3600.0
+    rollout.look()
+    rollout.now += 99.0
+    rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now += 1.0
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
 def test_too_few_requests_pause_it_in_the_end() -> None:
     rollout = watching()
     rollout.now += 4 * 300.0

@@ -78,8 +78,11 @@ class BlockFolder:
             self._corrections[order.id, order.step, key] = changed
 
     def close(self, now: float) -> list[Block]:
-        """The blocks that ended by now."""
+        """The blocks that ended by now. A wall clock that went back is gone on from until it has caught up, a block at
+        each call: or what is seen meanwhile would wait in one block for so long."""
         until = floor(now / BLOCK_S) * BLOCK_S
+        if until < self._closed_until:
+            until = self._closed_until + BLOCK_S
         closed = [self._block(key, self._open.pop(key), BLOCK_S) for key in sorted(self._open) if key[2] < until]
         if closed:
             for tenants in self._tenants.values():

@@ -85,6 +85,7 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
     do without the intervals of shares, as long as nothing happens."""
     if state.is_over:
         return Decision(state)
+    state = _with_clock(state, now)
     if state.phase is Phase.ABORTING:
         return _aborting(state, seen, now)
     if seen.order is not None and seen.order.id > state.last_order:
@@ -121,6 +122,21 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         return _holding(state, seen, gates, now)
     decision = _waiting(state, seen, now) if state.phase is Phase.WAITING else Decision(state)
     return replace(decision, gates=decision.gates or gates)
+
+
+def _with_clock(state: RolloutState, now: float) -> RolloutState:
+    """No moment that has passed is ahead, and none that is waited for is farther than it can be: wall clocks are set
+    back."""
+    if now >= state.since:
+        return state
+    unready_since = None if state.unready_since is None else min(state.unready_since, now)
+    return replace(
+        state,
+        since=now,
+        settle_until=min(state.settle_until, now + state.plan.settle_s),
+        hold_until=min(state.hold_until, now + state.plan.hold_s),
+        unready_since=unready_since,
+    )
 
 
 def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
