@@ -16,7 +16,7 @@ from penstock.rollout.desk import rollout_document, start_rollout, story_of
 from penstock.rollout.policy.state import Phase, PoolSeen
 from penstock.rollout.runner import Capacity, RolloutRunner
 from penstock.tenancy.database import Execute
-from penstock.tenancy.rollouts import Rollout, RolloutVerb
+from penstock.tenancy.rollouts import MAX_BLOCKS, Rollout, RolloutVerb
 from penstock.tenancy.routes import Declared, SharesAsked
 from penstock.tenancy.store import Store
 
@@ -276,3 +276,14 @@ def test_a_rollout_that_cannot_be_decided_is_in_no_others_way(world: World, capl
     world.broken = ""
     world.run(3)
     assert world.rollout.phase == Phase.WATCHING
+
+
+def test_blocks_are_read_a_page_at_a_time(world: World) -> None:
+    book, count = world.store.rollouts, 2 * MAX_BLOCKS + 3
+    cells = [(CellKey(Metric.ERRORS, Arm.NEW_COPY), Cell(1, 0.0, 0.0))]
+    book.write_blocks(Block(world.id, 0, f"g{number}", world.now, BLOCK_S, cells) for number in range(count))
+    newest, found = book.blocks(world.id)
+    assert (newest, len(found)) == (MAX_BLOCKS, MAX_BLOCKS)
+    world.runner.step()
+    newest, evidence = world.runner._evidence[world.id]
+    assert (newest, evidence.new_requests(0)) == (count, count)

@@ -38,7 +38,7 @@ from penstock.rollout.policy.state import (
     targets,
 )
 from penstock.tenancy.database import Execute
-from penstock.tenancy.rollouts import Rollout
+from penstock.tenancy.rollouts import MAX_BLOCKS, Rollout
 from penstock.tenancy.routes import RouteInForce, SharesAsked
 from penstock.tenancy.store import Store
 
@@ -161,14 +161,17 @@ class RolloutRunner:
     def _read(self, rollout: Rollout, state: RolloutState) -> tuple[Evidence, bool]:
         """All evidence there is, and whether some of it is new."""
         last, evidence = self._evidence.get(rollout.id) or (0, evidence_for(state))
-        newest, blocks = self._book.blocks(rollout.id, last)
-        self._evidence.pop(rollout.id, None)  # what is added by half is read anew
-        now = self._clock()
-        for block in blocks:
-            evidence.add(block, now)
+        now, newest, has_news, has_more = self._clock(), last, False, True
+        while has_more:  # a page at a time: a rollout of days has as many blocks as memory has room for
+            before = newest
+            newest, blocks = self._book.blocks(rollout.id, before)
+            has_more, has_news = newest - before >= MAX_BLOCKS, has_news or bool(blocks)
+            self._evidence.pop(rollout.id, None)  # what is added by half is read anew
+            for block in blocks:
+                evidence.add(block, now)
+            self._evidence[rollout.id] = newest, evidence
         evidence.close(now)
-        self._evidence[rollout.id] = newest, evidence
-        return evidence, bool(blocks)
+        return evidence, has_news
 
     def _record(
         self,

@@ -161,6 +161,18 @@ def test_a_rollout_that_is_over_is_not_measured_and_keeps_nobody() -> None:
         assert seen.all == []
 
 
+def test_what_nothing_is_decided_by_is_not_measured_and_who_stays_does() -> None:
+    with (
+        providing(says="one") as one,
+        providing(says="two") as two,
+        rolling_out(one, two, replace(ORDER, is_measured=False), weights=(0, 1), shadow=0.0) as (gateway, seen),
+    ):
+        calm, other = gateway.add_tenant("calm", stays=True), gateway.add_tenant("other")
+        assert (ask(gateway, key=calm), ask(gateway, key=other)) == ("one", "two")
+        settle(gateway)
+        assert seen.all == []
+
+
 def test_while_the_old_version_is_held_the_new_one_is_everybodys_and_is_measured() -> None:
     with (
         providing(says="one") as one,

@@ -240,6 +240,7 @@ def test_shares_changed_by_hand_pause_it_until_it_is_resumed() -> None:
     assert rollout.state.phase is Phase.PAUSED
     assert "carol" in rollout.state.reason
     assert targets(rollout.state).weights is None
+    assert not order_for_gateways(rollout.state).is_measured
     rollout.traffic(5, errors=1.0)
     assert rollout.state.phase is Phase.PAUSED  # whoever set the shares has the say
     rollout.evidence = evidence_for(rollout.state)

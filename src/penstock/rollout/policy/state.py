@@ -214,6 +214,7 @@ def order_for_gateways(state: RolloutState) -> RolloutOrder:
         judge=plan.judge,
         scores=plan.scores,
         prices=state.prices,
+        is_measured=not state.hands_off,
         is_held=state.phase is Phase.HOLDING,
         is_over=state.phase in (Phase.PROMOTED, Phase.ABORTING, Phase.ABORTED),
     )
