@@ -56,6 +56,7 @@ from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.rollouts.board import RolloutBoard
+from penstock.gateway.rollouts.readiness import Readiness
 from penstock.gateway.rollouts.writer import RolloutWriter
 from penstock.gateway.settings.gateway import (
     LOOPBACK,
@@ -224,7 +225,7 @@ async def serve(
                 gateway.queue.first_held = demand.report_now
                 demand.start()
                 rollouts.start(
-                    partial(_replicas_ready, routes, gateway),
+                    Readiness(lambda: routes.table, gateway.pools, gateway.now),
                     lambda found: loop.call_soon_threadsafe(tower.rollouts.apply, found),
                 )
                 measured = RolloutWriter(open_store(url).rollouts, demand.gateway, gateway.clock)
@@ -374,16 +375,6 @@ def _reload_on_hangup(configuration: Configuration, certificates: Certificates) 
 
 async def _num_ready(gateway: Gateway) -> int:
     return sum(pool.num_ready for pool in gateway.pools.values())
-
-
-def _replicas_ready(routes: RouteBoard, gateway: Gateway, model: str, version: str) -> int:
-    """Replicas that can answer a version now, on any thread. A pipeline is ready where it is."""
-    route = routes.table.routes.get(model)
-    for one in route.versions if route is not None else ():
-        if one.name == version:
-            pools = {share.pool for share in one.shares}
-            return 1 if one.pipeline else sum(gateway.pools[pool].num_ready for pool in pools if pool in gateway.pools)
-    return 0
 
 
 def _apply_orders(

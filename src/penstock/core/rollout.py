@@ -127,4 +127,6 @@ class RolloutOrder(Struct, frozen=True):
     judge: str = ""  # the model that is asked which of two answers is better; empty: nobody
     scores: bool = False  # both versions score the same answers, for their divergence
     prices: Mapping[str, float] = field(default_factory=dict)  # of a device-hour, by version
+    is_measured: bool = True  # false: nothing is decided by it until somebody says so; who stays does so all the same
+    is_held: bool = False  # all clients are at the new version, those that opted out too; the old one is there yet
     is_over: bool = False  # nothing is measured any more

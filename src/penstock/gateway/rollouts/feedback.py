@@ -40,6 +40,8 @@ def read_feedback(tenant: str, body: bytes) -> Said:
         raise InvalidValue(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if "\0" in given.comment:
+        raise InvalidValue("comment: a NUL character cannot be kept", param="comment")
     if isinstance(given.score, str):
         return Said(tenant, given.request_id, _WORDS[given.score], given.comment)
     if not isfinite(given.score):
