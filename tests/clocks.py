@@ -55,7 +55,7 @@ class ManualClock:
 
     @property
     def waits_s(self) -> list[float]:
-        """How far away the timers are that somebody waits for, the next one first."""
+        """Returns how far away the timers are that somebody waits for, the next one first."""
         return [round(due_s - self.now_s, 6) for due_s, _, timer in sorted(self._timers) if not timer.is_cancelled]
 
     def advance(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class ManualClock:
         self.now_s = until_s
 
     def advance_to_next(self) -> bool:
-        """To the next timer, which is called. False: nobody waits for one."""
+        """Advances to the next timer, which is called. False: nobody waits for one."""
         while self._timers and self._timers[0][2].is_cancelled:
             heapq.heappop(self._timers)
         if not self._timers:

@@ -48,7 +48,7 @@ if not has_gpu():
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_is_left_as_it_was() -> Iterator[None]:
-    """What one file leaves behind, the servers and commands of all later files in the same worker would have."""
+    """Fails a file that leaves variables changed: servers and commands of later files in the worker would have them."""
     before = dict(os.environ)
     yield
     names = {name for name, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}

@@ -1,4 +1,4 @@
-"""Where kernels are tested: on a GPU, or where there is none in Triton's interpreter (tests/conftest.py chooses it).
+"""The device of kernels' tests: a GPU, or where there is none Triton's interpreter (tests/conftest.py chooses it).
 
 The interpreter runs kernels block by block on numpy, and cannot run all of them. Tests that it cannot run are skipped
 for one of the reasons here; `tests/model/ops/triton/test_triton_compiles.py` compiles all of them without a GPU.

@@ -1,4 +1,4 @@
-"""How many examples property tests try, and which: few and the same ones in each run of `make test`, so that nothing
+"""The examples that property tests try: few and the same ones in each run of `make test`, so that nothing
 fails by chance; ten times as many, and others each time, where somebody looks for what a change broke
 (`make test-thorough`)."""
 
@@ -26,6 +26,6 @@ def use_no_constants() -> None:
 
 
 def examples(quick: int) -> int:
-    """For a test that needs its own number of them. Machines of states need many: a block that is freed twice is found
-    by 150 runs of the scheduler's, and hardly ever by 50."""
+    """Returns the number for a test that needs its own. Machines of states need many: a block that is freed twice is
+    found by 150 runs of the scheduler's, and hardly ever by 50."""
     return quick if settings().max_examples == _QUICK else 10 * quick

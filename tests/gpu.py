@@ -10,7 +10,7 @@ import pytest
 
 @cache
 def has_gpu() -> bool:
-    """Where there may be one torch is asked, which takes a second to import."""
+    """Whether there is a GPU. If there may be one, torch is asked, which takes a second to import."""
     if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):
         return False
     import torch

@@ -17,11 +17,17 @@ _LOCKS = ("kernels.lock",)
 
 
 def use_a_home_of_its_own() -> None:
-    users, own = penstock_home().absolute(), Path(tempfile.mkdtemp(prefix="home"))
+    own = Path(tempfile.mkdtemp(prefix="home"))
+    link_caches(own)
+    os.environ["PENSTOCK_HOME"] = str(own)
+    atexit.register(shutil.rmtree, own, ignore_errors=True)  # links alone go with it
+
+
+def link_caches(own: Path) -> None:
+    """Files that take minutes to fetch or to make are found in this home as in the one that is in force."""
+    users = penstock_home().absolute()
     for name in _CACHES:
         make_private(users / name)
         (own / name).symlink_to((users / name).resolve())
     for name in _LOCKS:
         (own / name).symlink_to((users / name).resolve())
-    os.environ["PENSTOCK_HOME"] = str(own)
-    atexit.register(shutil.rmtree, own, ignore_errors=True)  # links alone go with it

@@ -1,4 +1,4 @@
-"""How fast the processor is at the moment: neighbours on the same machine change it several times over in minutes."""
+"""The processor's speed at the moment: neighbours on the same machine change it several times over in minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run of the tests is reported: what each took in seconds and CPU seconds, skips by reason, and for a failure the
+"""The report of a run of the tests: what each took in seconds and CPU seconds, skips by reason, and for a failure the
 command that runs it alone. `tools/suite.py` reads the same as JSON.
 """
 
@@ -107,6 +107,6 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def _cpu_s() -> float:
-    """Without children: theirs count when they are reaped, which may be in another file."""
+    """Returns CPU seconds without those of children, which count when they are reaped, perhaps in another file."""
     times = os.times()
     return times.user + times.system

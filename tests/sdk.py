@@ -1,5 +1,5 @@
-"""What the SDKs speak HTTP with, in tests: servers that have no certificate, so nobody's certificates are read. That
-takes 20 ms of each client."""
+"""The SDKs' HTTP client in tests: servers have no certificate there, so nobody's certificates are read. Reading
+them takes 20 ms of each client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Unverified(openai.DefaultHttpxClient):
         super().__init__(verify=False)
 
     def __del__(self) -> None:
-        """As the SDKs' own."""
+        """Closes the client, as the SDKs' own do."""
         with contextlib.suppress(Exception):
             self.close()

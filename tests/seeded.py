@@ -36,8 +36,8 @@ hypothesis.register_random(_TORCH)
 
 
 def seed_torch(seed: int) -> None:
-    """Without a GPU `torch.manual_seed` writes down the stack of each call for the day when there is one, which takes
-    milliseconds."""
+    """Seeds torch. Without a GPU `torch.manual_seed` writes down the stack of each call for the day when there is one,
+    which takes milliseconds."""
     import torch
 
     if torch.cuda.is_available():

@@ -26,7 +26,7 @@ class SteppedClock:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Where an event loop would wait for its next timer, this one moves its clock there. For coroutines that talk to
+    """An event loop that moves its clock to the next timer where others wait for it. It is for coroutines that talk to
     each other in memory: with sockets or threads, how long the others take would be a matter of luck."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _NeverWaiting(selectors.DefaultSelector):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `asyncio.run` does, in virtual time."""
+    """Runs `work` as `asyncio.run` does, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
 

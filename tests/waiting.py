@@ -22,7 +22,7 @@ _SHOWN = 2_000  # characters of what was last seen, those at its end
 
 
 def eventually(look: Callable[[], T], is_so: Callable[[T], object] = bool, *, within_s: float = GIVE_UP_S) -> T:
-    """What `look` returned when `is_so` held for it first. Look at a value rather than at a verdict, as in
+    """Returns what `look` returned when `is_so` held for it first. Look at a value rather than at a verdict, as in
     `eventually(server.num_open, lambda n: n == 2)`: a failure then tells the value."""
     for found in _looks(look, is_so, within_s):
         if found.is_so:

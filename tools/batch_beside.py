@@ -87,7 +87,7 @@ def serving() -> Iterator[str]:
 
 @contextmanager
 def batch(client: openai.OpenAI) -> Iterator[Any]:
-    """Of more rows than there is time for; what is told is how many are done."""
+    """Runs a batch of more rows than there is time for; what is told is how many are done."""
     body = {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": "Tell me about rivers."}]}
     rows = (
         json.dumps(

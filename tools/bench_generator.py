@@ -88,7 +88,7 @@ class WatchingClient(Client):
         return recording
 
     def delays(self) -> list[float]:
-        """Of every chunk, from the upstream's write to our stamp: both are CLOCK_MONOTONIC."""
+        """Returns the delay of every chunk, from the upstream's write to our stamp: both are CLOCK_MONOTONIC."""
         return [
             stamped_s - int(sent) / 1e9
             for recording in self.kept

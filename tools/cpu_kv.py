@@ -1,4 +1,4 @@
-"""What the KV cache's number format does to speed and quality on this CPU, formats side by side.
+"""The effect of the KV cache's number format on speed and quality on this CPU, formats side by side.
 
     python -m tools.cpu_kv [--model smollm2] [--sequences 32] [--contexts 128,1000,4000] [--steps 12] [--threads 2]
 

@@ -48,7 +48,7 @@ def _layers(ops: NativeOps, bits: int) -> Layers:
 
 
 def _best_s(models: dict[int, Layers], m: int, seconds: float) -> dict[int, float]:
-    """Of one layer, by bits."""
+    """Returns the best seconds of one layer, by bits."""
     inputs = [torch.randn(m, k) for _, k in PROBE_SHAPES]
     best, started = dict.fromkeys(models, math.inf), time.perf_counter()
     while time.perf_counter() - started < seconds:

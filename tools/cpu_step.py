@@ -104,7 +104,7 @@ def batch_of(step: str) -> Batch:
 
 
 def taken_ms(parts: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> list[list[float]]:
-    """By part, turn by turn."""
+    """Returns the milliseconds that each part took, turn by turn."""
     taken: list[list[float]] = [[] for _ in parts]
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:

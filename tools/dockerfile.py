@@ -56,7 +56,7 @@ def stages(text: str) -> dict[str, Stage]:
 
 
 def copies(stage: Stage) -> Iterator[tuple[str | None, Sequence[str], str]]:
-    """Of each COPY: the stage it is from, or None for the build context; the sources; where to."""
+    """Yields for each COPY the stage it is from, or None for the build context; the sources; where to."""
     for text in stage.texts("COPY"):
         words = text.split()
         origin = words.pop(0).removeprefix("--from=") if words[0].startswith("--from=") else None

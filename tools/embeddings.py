@@ -1,4 +1,4 @@
-"""How fast texts become vectors: `python -m tools.embeddings [--model minilm] [--texts 256]`.
+"""The speed at which texts become vectors: `python -m tools.embeddings [--model minilm] [--texts 256]`.
 
 The sentences of Python's reference manual, through the embedder that would serve them: one at a time, and in batches by
 tokens. Where transformers is installed, the same sentences by it, 32 at a time, sorted by length and padded, as
@@ -46,7 +46,7 @@ def random_texts(count: int, vocab_size: int) -> list[list[int]]:
 
 
 def batched(queue: EmbedQueue, texts: list[list[int]], *, at_once: bool, scored: int | None = None) -> bytes:
-    """As requests of one text each, all there at once or one after another. `scored`: so many tokens of each."""
+    """Returns vectors of requests of one text each, all at once or one by one. `scored`: so many tokens of each."""
     answers = []
     for number, text in enumerate(texts):
         queue.add(Embed(str(number), [text], None if scored is None else [scored]))

@@ -1,4 +1,4 @@
-"""What a mixture of experts costs beside a dense model of as many active weights: `python -m tools.experts_speed`.
+"""The cost of a mixture of experts beside a dense model of as many active weights: `python -m tools.experts_speed`.
 
 Steps of decodes on the CPU, random weights, one thread; seconds are the process's own, so that a busy machine does not
 count. A few tokens read more weights of the mixture, since each has its own experts; one token reads as many.

@@ -1,4 +1,4 @@
-"""What guided output costs: `python -m tools.guided_cost --url http://127.0.0.1:8000 --model smollm2`.
+"""The cost of guided output: `python -m tools.guided_cost --url http://127.0.0.1:8000 --model smollm2`.
 
 Three kinds of request by turns, so that what else the machine does hits all alike: free text; text that follows a guide
 in which nothing is forced, so that every token needs its mask; and a JSON schema, where much is forced. Prints the time
@@ -83,7 +83,7 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 async def mixed(session: aiohttp.ClientSession, args: argparse.Namespace) -> str:
-    """What guided neighbours do to free requests."""
+    """Returns what guided neighbours do to free requests."""
     count = max(args.concurrency)
     values: dict[str, list[float]] = {"free": [], "regex": []}
     for turn in range(args.rounds):

@@ -1,4 +1,4 @@
-"""What KV blocks in host memory save: prompts that a small cache has lost come again, without and with `host_kv_gib`.
+"""Savings by KV blocks in host memory: prompts that a small cache has lost come again, without and with `host_kv_gib`.
 
     python -m tools.host_kv [--prompts 10] [--tokens 600]
     python -m tools.host_kv --disk [--prompts 5] [--tokens 600]            # and from disk, after a restart

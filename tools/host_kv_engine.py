@@ -51,7 +51,7 @@ class Engine:
         return self.made.runner._mover  # type: ignore[attr-defined,no-any-return]
 
     def scheduler(self, num_tokens: int, *, has_host: bool) -> Scheduler:
-        """With room for so many tokens on the device, of all that it has."""
+        """Returns a scheduler with room for so many tokens on the device, of all that it has."""
         made = self.made
         cache = KVCache(min(num_tokens // made.limits.block_size, made.size.num_blocks), made.limits.block_size)
         if has_host:
@@ -107,7 +107,7 @@ def copies(engine: Engine) -> None:
 
 
 def bus(engine: Engine) -> None:
-    """What one large copy of pinned memory reaches."""
+    """Tells what one large copy of pinned memory reaches."""
     there = torch.empty(512 << 20, dtype=torch.uint8, pin_memory=True)
     here = torch.empty_like(there, device=engine.made.device.name)
     for name, target, source in (("to the host", there, here), ("to the device", here, there)):

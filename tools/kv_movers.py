@@ -164,7 +164,7 @@ class PlainCopy:
 
 
 class DeviceCopy:
-    """Within the memory of a GPU."""
+    """A copy within the memory of a GPU."""
 
     def __init__(self, num_bytes: int) -> None:
         import torch
@@ -187,7 +187,7 @@ def _started(target: Callable[..., None], *arguments: object) -> int:
 
 
 def _cpu_s(pids: Sequence[int]) -> float:
-    """Used so far by all threads of these processes, in the kernel and outside."""
+    """Returns what all threads of these processes used so far, in the kernel and outside."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""What adapters cost: decode steps of a model with none, one and many of them in a batch, side by side.
+"""The cost of adapters: decode steps of a model with none, one and many of them in a batch, side by side.
 
     python -m tools.lora smollm2 --batch 16 --adapters 1 4 16
     python -m tools.lora --shape llama8b --batch 1 8 50 64 --targets all attention --context 1000
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, count: int) -> None:
-    """Into every slot. A GPU has a copy in each: there one adapter stands for all."""
+    """Puts adapters into every slot. A GPU has a copy in each: there one adapter stands for all."""
     assert assembly.adapters is not None, "this engine runs no adapters"
     digests = []
     with tempfile.TemporaryDirectory() as directory:
@@ -106,7 +106,7 @@ def place(assembly: Assembly, checkpoint: Checkpoint, rank: int, targets: str, c
 
 
 def fill(assembly: Assembly) -> None:
-    """Nothing is timed on zeros."""
+    """Fills caches of a GPU with random numbers: nothing is timed on zeros."""
     if assembly.formats.kernels == "triton":
         for layer in assembly.runner._kv:  # type: ignore[attr-defined]
             for cache in (layer.keys, layer.values):

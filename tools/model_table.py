@@ -64,7 +64,7 @@ def _shape(name: str, config: ModelConfig, gpu: Gpu) -> str:
 
 
 def _comes_in(config: ModelConfig, weights: str) -> bool:
-    """Or can be made so while it is loaded."""
+    """Whether the model comes in this format or can be made so while it is loaded."""
     return weights != "mxfp4" or config.quantization == weights
 
 

@@ -88,7 +88,7 @@ def prose(tokenizer: Tokenizer) -> list[int]:
 def perplexity(
     checkpoint: Checkpoint, settings: EngineSettings, token_ids: Sequence[int], *, windows: int, length: int
 ) -> Perplexity:
-    """Of the first `windows` runs of `length` tokens."""
+    """Returns the perplexity of the first `windows` runs of `length` tokens."""
     assert length % (2 * CHUNK) == 0
     assert windows * length < len(token_ids), "the text is too short"
     settings = replace(settings, max_num_seqs=windows, chunk_tokens=windows * CHUNK, memory_fraction=0.1)
@@ -127,7 +127,7 @@ def _perplexity(scores: Sequence[float]) -> float:
 def table(
     checkpoint: Checkpoint, formats: Sequence[str], token_ids: Sequence[int], device: str, *, windows: int, length: int
 ) -> dict[str, Perplexity]:
-    """Measured and printed format by format; the first is what the others are compared with."""
+    """Measures and prints format by format; the first is what the others are compared with."""
     found: dict[str, Perplexity] = {}
     for name in formats:
         settings = EngineSettings(device=device, max_model_len=length, **FORMATS[name])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What each method costs and saves on the two models at hand, as the table of docs/benchmarks.md.
+"""The costs and savings of each method on the two models at hand, as the table of docs/benchmarks.md.
 
     python -m tools.quantization_table DIR [--write docs/benchmarks.md]
     python -m tools.quantization_table DIR --models SmolLM2-135M --samples 32 --eval-windows 8     # on a busy machine

@@ -268,7 +268,7 @@ def _fields(request: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
 
 
 def _reasons() -> list[str]:
-    """Why fields have no effect, each once: their numbers stand in the table."""
+    """Returns the reasons why fields have no effect, each once: their numbers stand in the table."""
     return list(dict.fromkeys(mark.why for request in REQUESTS.values() for _, mark in _marks(request, NoEffect)))
 
 

@@ -75,7 +75,7 @@ def engine(model: str, port: int, *more: str) -> list[str]:
 
 
 def bench(url: str, directory: Path, *load: str) -> dict[str, Any]:
-    """What was measured of one load."""
+    """Returns what was measured of one load."""
     out = directory / "bench.json"
     command = penstock(
         "bench", "serve", "--url", url, "--endpoint", "completions", "--quiet", "--json", str(out), *load
@@ -103,7 +103,7 @@ def fleet(model: str, cores: list[int], directory: Path) -> Iterator[str]:
 
 
 def learn(model: str, cores: list[int], directory: Path) -> Profile:
-    """By prompts alone, decodes alone, and both at once, of all lengths that come."""
+    """Learns a profile by prompts alone, decodes alone, and both at once, of all lengths that come."""
     with fleet(model, cores, directory) as url:
         for each in (1, 2, 4, 8):
             bench(
@@ -145,7 +145,7 @@ def find_speed(arrivals: list[Arrival], profile: Profile, num_replicas: int, bus
 
 
 def write_trace(arrivals: list[Arrival], path: Path) -> None:
-    """In Azure's form."""
+    """Writes arrivals in Azure's form."""
     rows = [
         f"2023-11-16 {int(one.at_s // 3600):02}:{int(one.at_s // 60) % 60:02}:{one.at_s % 60:010.7f},"
         f"{one.prompt_tokens},{one.output_tokens}"

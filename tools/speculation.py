@@ -1,4 +1,4 @@
-"""What speculation brings, and what it costs where it brings nothing: `python -m tools.speculation`.
+"""The gain of speculation, and its cost where it brings nothing: `python -m tools.speculation`.
 
 The engine in process, with and without speculation by turns, so that what else the machine does hits both alike; who
 goes first changes every round. Answers are compared, and must be equal. Prints for every kind of text and concurrency

@@ -1,11 +1,11 @@
-"""What speculation costs and brings on a GPU, by shapes: `python -m tools.speculation_gpu`.
+"""The cost and the gain of speculation on a GPU, by shapes: `python -m tools.speculation_gpu`.
 
 There are no trained weights, so how often guesses hold is imposed. The large model counts: its embeddings are so large,
 and its head is so made, that token t is followed by t + 1, whatever the layers compute meanwhile, or, in the upper half
 of the vocabulary, by the next in a circle of 32. So answers are known and are the same however they are computed; the
 layers do all the work of a trained model. The small model counts too, and works for its guesses as any would; then each
-is made wrong by a throw of dice, 1 - p of them. What is real: the time of everything, the engine's loop, its decisions
-who gets how many guesses. What is not: that guesses fail independently of each other and of the text.
+is made wrong by a throw of dice, 1 - p of them. Real are: the time of everything, the engine's loop, its decisions
+who gets how many guesses. Not real is that guesses fail independently of each other and of the text.
 
 Prints what a step takes, in milliseconds, by sequences and tokens of each; what guesses of the small model take; and
 output tokens per second while all decode, without speculation and with: with the small model by the chance p that a
@@ -56,7 +56,7 @@ _LOUD = 1000.0  # what embeddings are multiplied by: more than all layers add to
 
 
 class Counting(RandomCheckpoint):
-    """After token t comes t + 1; in the upper half of the vocabulary, the next in its circle."""
+    """A model that counts: after token t comes t + 1; in the upper half of the vocabulary, the next in its circle."""
 
     def draw(self, name: str, device: torch.device, part: Part | None = None) -> Tensor:
         assert part is None, "one rank has all of it"
@@ -73,7 +73,7 @@ class Counting(RandomCheckpoint):
 
 
 def after(token_id: int, half: int) -> int:
-    """What a counting model says."""
+    """Returns what a counting model says."""
     in_circle = token_id >= half and token_id % CIRCLE == CIRCLE - 1
     return token_id + 1 - (CIRCLE if in_circle else 0)
 
@@ -217,7 +217,7 @@ def rows_step(sequences: int, tokens: int, block_size: int) -> StepPlan:
 
 
 def guess_steps(sequences: int, count: int, block_size: int) -> Iterator[StepPlan]:
-    """As `DraftModel` submits them: the first with what it has not seen, mostly two tokens, and then one by one."""
+    """Yields steps as `DraftModel` submits them: the first with what it has not seen, two tokens, then one by one."""
     spec = SampleSpec(GREEDY, history=[0], prompt_len=1, position=CONTEXT)
     blocks = -(-(CONTEXT + count + 2) // block_size)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""How long a standby replica takes to become active: `python -m tools.standby --rounds 100`.
+"""The time that a standby replica takes to become active: `python -m tools.standby --rounds 100`.
 
 A request is held at a real gateway whose only replica is in standby, another writer commits five times a second as a
 controller does, and the replica's row changes. Times are from before that commit until the whole answer is there,

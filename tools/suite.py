@@ -119,7 +119,7 @@ def run_checks(at_once: int) -> Part:
 
 
 def _check(command: Sequence[str]) -> tuple[int, str]:
-    """What mypy found of each file is kept in the penstock home: another checkout need not look at it again."""
+    """Runs a check. mypy's findings for each file stay in the penstock home: another checkout need not look again."""
     environment = os.environ | {"MYPY_CACHE_DIR": str(penstock_home() / "mypy")}
     done = subprocess.run(
         ["nice", BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, env=environment

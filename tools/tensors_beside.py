@@ -80,7 +80,7 @@ class Place(NamedTuple):
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Of all its processes."""
+        """The CPU seconds of all its processes."""
         times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
         return sum(one.user + one.system for one in times)
 
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
             self.ended.set_exception(error or ConnectionResetError("the server closed the connection"))
 
     def end(self) -> None:
-        """After the answer that is under way."""
+        """Ends the connection after the answer that is under way."""
         self._is_over = True
         if self.is_idle:
             self._transport.close()
@@ -212,7 +212,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _arrive(arrivals: deque[float], opened: list[_Connection], rate: float) -> None:
-    """As a Poisson process: the same each time."""
+    """Lets requests arrive as a Poisson process: the same each time."""
     dice, at_s = random.Random(0), time.perf_counter()
     while True:
         at_s += dice.expovariate(rate)

@@ -1,4 +1,4 @@
-"""What traces cost a gateway, in microseconds a request: `python -m tools.tracing_cost`. Needs penstock[otel].
+"""The cost of traces to a gateway, in microseconds a request: `python -m tools.tracing_cost`. Needs penstock[otel].
 
 On the event loop: the trace is begun, four facts taken down, the header for the replica made, and at the end it is
 decided whether it is kept. In the exporter's thread, which shares the interpreter with the loop: spans and their OTLP.

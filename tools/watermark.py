@@ -1,10 +1,10 @@
-"""How good watermarks are: `python -m tools.watermark [--model smollm2] [--prompts 48] [--trials 4000]`.
+"""The quality of watermarks: `python -m tools.watermark [--model smollm2] [--prompts 48] [--trials 4000]`.
 
-Three tables. How often unmarked human text is taken for marked, beside what its p-value promises: windows of Python's
-reference manual, each under a fresh key. How often marked text is found, by length: what the model writes after
-windows of that manual, found again in its text by the detector. And what the mark costs: perplexity of the marked text
-by the model's own, unmarked, probabilities, and the time that choosing takes with it. With --trials 0 or --prompts 0
-their part is left out.
+Three tables. The rate at which unmarked human text is taken for marked, beside what its p-value promises: windows of
+Python's reference manual, each under a fresh key. The rate at which marked text is found, by length: what the model
+writes after windows of that manual, found again in its text by the detector. The cost of the mark: perplexity of the
+marked text by the model's own, unmarked, probabilities, and the time that choosing takes with it. With --trials 0 or
+--prompts 0 their part is left out.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def true_positives(model: str, manual: Sequence[int], tokenizer: Tokenizer, num_
 
 
 def _ratio(differences: list[float]) -> tuple[float, float, float]:
-    """Of perplexities, prompt by prompt, and between what it is with 95 %."""
+    """Returns the ratio of perplexities, prompt by prompt, and between what it is with 95 %."""
     count = len(differences)
     mean = math.fsum(differences) / count
     error = 1.96 * math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / (count - 1) / count)
@@ -152,7 +152,7 @@ def _ratio(differences: list[float]) -> tuple[float, float, float]:
 
 
 def sampling_times(vocab_size: int) -> None:
-    """Of the CPU alone, which others' work does not lengthen much."""
+    """Prints times of the CPU alone, which others' work does not lengthen much."""
     print(f"choosing a token from {vocab_size} on one thread, ms of CPU time a row")
     torch.set_num_threads(1)
     history = list(range(500))
@@ -171,7 +171,7 @@ def _cpu_s(logits: torch.Tensor, specs: list[SampleSpec]) -> float:
 
 
 def _share_found(texts: list[str], mark: Watermark, tokenizer: Tokenizer, length: int) -> float:
-    """Among texts of so many tokens, tokenized anew as a detector has to."""
+    """Returns the share found among texts of so many tokens, tokenized anew as a detector has to."""
     cut = [tokenizer.encode(text, add_special_tokens=False)[:length] for text in texts]
     return sum(detect(ids, mark).p_value <= SIGNIFICANT for ids in cut) / len(cut)
 

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.hub.home import penstock_home
+from tests.home import link_caches
 from tests.waiting import GIVE_UP_S, eventually
+
+T = TypeVar("T")
 
 _ADDRESS = re.compile(r"at http://127\.0\.0\.1:(\d+)")
 _BLOCK = re.compile(r"```(sh|yaml)\n(.*?)```|(Stop )", re.DOTALL)
-T = TypeVar("T")
 _SERVERS = ("penstock serve", "penstock engine", "penstock gateway")
 
 
@@ -41,9 +42,7 @@ class Reader:
         self._ports: dict[str, str] = {}  # as the page has it: as the system picked it
         self.servers: list[subprocess.Popen[bytes]] = []
         (directory / "home").mkdir()
-        for name in ("models", "kernels", "formats"):  # they take minutes to make, and are everybody's
-            (penstock_home() / name).mkdir(parents=True, exist_ok=True)
-            (directory / "home" / name).symlink_to(penstock_home() / name)
+        link_caches(directory / "home")
 
     def follow(self, page: str) -> dict[str, str]:
         """Starts servers, runs commands and writes files in the order of the page. Returns what commands printed."""
@@ -60,7 +59,7 @@ class Reader:
         return printed
 
     def url(self, port: int) -> str:
-        """Where the server is that the page has at this port."""
+        """Returns the URL of the server that the page has at this port."""
         return f"http://127.0.0.1:{self._ports[str(port)]}"
 
     def write(self, block: str) -> None:
@@ -103,7 +102,7 @@ class Reader:
         self._wait_for(command, lambda: _is_ready(f"http://127.0.0.1:{found[1]}"))
 
     def _wait_for(self, command: str, look: Callable[[], T]) -> T:
-        """What `look` found of the last server. A failure tells what the servers have printed."""
+        """Returns what `look` found of the last server. A failure tells what the servers have printed."""
         try:
             found, _ = eventually(
                 lambda: (look(), self.servers[-1].poll()), lambda seen: seen[0] or seen[1] is not None
@@ -116,7 +115,7 @@ class Reader:
             raise
 
     def log(self) -> str:
-        """What the last server has written."""
+        """Returns what the last server has written."""
         return (self.directory / f"server-{len(self.servers) - 1}.log").read_text()
 
     def stop(self) -> None:

@@ -92,9 +92,7 @@ async def answer_of_new_replica(config: Path, port: int, *, is_forked: bool) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="there are templates on Linux only")
-def test_replica_forked_from_a_clean_template_answers_bit_for_bit_as_one_that_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replica_forked_from_a_clean_template_answers_bit_for_bit_as_one_that_is_executed(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     settings = Settings(model=str(tmp_path), engine=EngineSettings(load="dummy", dtype="float32"))
     with _reserved_ports(1) as (port,), TemplateProcess.start(template_modules(), tmp_path) as template:
@@ -104,7 +102,8 @@ def test_replica_forked_from_a_clean_template_answers_bit_for_bit_as_one_that_is
         threads, files = os.listdir(f"/proc/{template.pid}/task"), os.listdir(f"/proc/{template.pid}/fd")
         devices = [name for number in files if "nvidia" in (name := os.readlink(f"/proc/{template.pid}/fd/{number}"))]
         assert (len(threads), devices) == (1, [])  # no pool of OpenMP or BLAS, no CUDA
-        monkeypatch.setenv("PENSTOCK_TEMPLATE", "off")
-        executed, wanted = asyncio.run(answer_of_new_replica(config, port, is_forked=False))
+        with pytest.MonkeyPatch.context() as patched:  # ends before the template: what it restores is the template's
+            patched.setenv("PENSTOCK_TEMPLATE", "off")
+            executed, wanted = asyncio.run(answer_of_new_replica(config, port, is_forked=False))
     assert answer == wanted
     assert list(forked.startup_s) == list(executed.startup_s)

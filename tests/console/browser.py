@@ -53,7 +53,7 @@ def is_too_wide(page: Any) -> bool:
 
 
 def contrast(page: Any, selector: str) -> float:
-    """Of an element's text on the ground that it stands on, as WCAG counts it."""
+    """Returns the contrast of an element's text with the ground that it stands on, as WCAG counts it."""
     return float(
         page.eval_on_selector(
             selector,

@@ -28,7 +28,7 @@ def manifests(name: str, kube_version: str = NEWEST) -> tuple[Manifest, ...]:
 
 
 def refusal(*settings: str) -> str:
-    """What helm says when it refuses these values, each `key=value`."""
+    """Returns what helm says when it refuses these values, each `key=value`."""
     with pytest.raises(subprocess.CalledProcessError) as found:
         render(*(word for one in settings for word in ("--set", one)))
     return str(found.value.stderr)

@@ -26,7 +26,7 @@ needs_schemas = pytest.mark.skipif(
 
 
 def complaints(found: Sequence[Manifest]) -> list[str]:
-    """What the schemas of npm's @kubernetes-models have against each manifest; empty: nothing."""
+    """Returns what the schemas of npm's @kubernetes-models have against each manifest; empty: nothing."""
     command = ["node", Path(__file__).with_name("custom_resources.mjs"), cached_models()]
     done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True)
     verdicts: list[str] = json.loads(done.stdout)

@@ -61,7 +61,7 @@ class EngineCache:
         return [self._encode("AllBlocksCleared", {})]
 
     def routing(self, size: int) -> set[int]:
-        """What a router should know of it."""
+        """Returns what a router should know of it."""
         return {name for prefix in self.blocks for name in routing_hashes(self._salt, prefix, size)}
 
     def _name(self, prefix: tuple[int, ...]) -> Any:

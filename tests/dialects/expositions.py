@@ -1,4 +1,4 @@
-"""What the metrics paths of the engines answer, cut to what matters and a few lines that do not."""
+"""Answers of the engines' metrics paths, cut to what matters and a few lines that do not."""
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -72,7 +72,7 @@ class FakeServer:
             self.kill()
 
     def kill(self) -> None:
-        """From now on nobody listens, and nobody else gets the port."""
+        """Closes the server: from now on nobody listens, and nobody else gets the port."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -107,11 +107,11 @@ class FakeServer:
         return as_json({"object": "list", "data": [{"id": self.model, "object": "model", **card}]})
 
     def control(self, path: str) -> Reply | None:
-        """Of a request that is no client's."""
+        """Returns the reply to a request that is no client's."""
         return None
 
     def refusal(self, path: str, asked: dict[str, Any]) -> Reply | None:
-        """Of a request that this engine does not take."""
+        """Returns the reply to a request that this engine does not take."""
         return None
 
     def answer(self, path: str, asked: dict[str, Any]) -> tuple[bool, list[bytes]]:
@@ -285,7 +285,7 @@ class FakeTgi(FakeServer):
 
 
 class FakeTriton(FakeServer):
-    """With vLLM's backend: its metrics do not say what runs."""
+    """A Triton with vLLM's backend: its metrics do not say what runs."""
 
     dialect = "triton"
     config: ClassVar[dict[str, Any]] = {"backend": "vllm"}
@@ -450,7 +450,7 @@ def _speaking_for(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
         def _work(self, num_tokens: int) -> None:
-            """As engines do it: a client that has gone is noticed between two steps."""
+            """Works as engines do: a client that has gone is noticed between two steps."""
             for _ in range(num_tokens):
                 if fake.token_s:
                     time.sleep(fake.token_s)

@@ -1,4 +1,4 @@
-"""What tests of the engine wait for, and what they expect."""
+"""Waits and expectations of the engine's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import GIVE_UP_S
 
 
 async def no_pause(seconds: float) -> None:
-    """Instead of the pause before a process that died is started again."""
+    """Takes the place of the pause before a process that died is started again."""
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +51,7 @@ async def tokens_of(client: EngineClient, request: Request) -> list[int]:
 
 
 def expected(prompt: list[int], count: int, *, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[int]:
-    """What the fake model says after this prompt."""
+    """Returns what the fake model says after this prompt."""
     state, tokens = FakeState.of(prompt, seed=seed), list[int]()
     for _ in range(count):
         tokens.append(state.token(vocab_size))

@@ -283,7 +283,7 @@ def serve_forks(control: socket.socket) -> None:
 
 
 def _load_guides(special: tuple[str, ...]) -> None:
-    """Before the fork: numpy and a vocabulary take longer than all the rest."""
+    """Loads guides before the fork: numpy and a vocabulary take longer than all the rest."""
     from penstock.engine import guides  # noqa: F401
     from tests.text.walking import vocabulary
 

@@ -17,7 +17,7 @@ from tests.engine import fake_engine
 
 
 class ForkedProcess:
-    """As much of `asyncio.subprocess.Process` as an `EngineClient` and its tests use. It is a child of the fork
+    """The part of `asyncio.subprocess.Process` that an `EngineClient` and its tests use. It is a child of the fork
     server, which tells its exit status through a pipe."""
 
     def __init__(self, pid: int, exit_pipe: int) -> None:

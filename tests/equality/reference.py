@@ -1,4 +1,4 @@
-"""What Hugging Face transformers would have said: the truth that greedy output and log probabilities are held to."""
+"""The reference, Hugging Face transformers: the truth that greedy output and log probabilities are held to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARGIN = 1e-3  # tokens whose logits lie closer than this are equally good
 
 @torch.inference_mode()
 def reference_logits(theirs: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-    """What the reference thinks before each token of `output`, [output, vocabulary], in one pass over all of it."""
+    """Returns the reference's logits before each token of `output`, [output, vocabulary], in one pass over it."""
     return theirs(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
 
 

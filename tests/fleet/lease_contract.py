@@ -1,4 +1,4 @@
-"""What a lease of the fleet must do, wherever it is kept: tests to be imported where a fixture `leases` makes keepers.
+"""The contract of a lease of the fleet, wherever it is kept: tests to import where a fixture `leases` makes keepers.
 
 `leases` is called with a holder's name and a clock, in seconds, that the test moves. Keepers block, and so are called
 in threads.

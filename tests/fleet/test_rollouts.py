@@ -12,6 +12,7 @@ from penstock.fleet.controller import Controller
 from penstock.fleet.settings import FleetSettings
 from penstock.rollout.desk import start_rollout
 from penstock.rollout.policy.state import Phase
+from penstock.rollout.runner import Live
 from penstock.tenancy.rollouts import Rollout, RolloutVerb
 from penstock.tenancy.routes import Declared
 from penstock.tenancy.store import Store
@@ -155,3 +156,27 @@ async def test_a_controller_that_takes_over_goes_on_with_the_rollout(store: Stor
     again = await leading(shift.fleet)  # the first one was killed
     await shift.until(again, Phase.PROMOTED)
     assert shift.share == 100.0
+
+
+class Broken:
+    """A runner with a bug."""
+
+    def step(self) -> list[Live]:
+        raise ValueError("a bug")
+
+    def forget(self) -> None: ...
+
+    def live(self) -> list[Live]:
+        return []
+
+
+async def test_replicas_are_started_and_stopped_whatever_becomes_of_rollouts(store: Store) -> None:
+    shift = Shift(store)
+    await shift.begin()
+    shift.fleet.settings.pools[OLD]["min"] = 5
+    controller = shift.fleet.controller()
+    controller._rollouts = Broken()  # type: ignore[assignment]
+    assert await controller.try_lead()
+    for _ in range(10):
+        await shift.second(controller)
+    assert shift.states(OLD) == {"active": 5}

@@ -18,7 +18,7 @@ def serving(**options: Any) -> contextlib.AbstractContextManager[Replica]:
 
 @pytest.fixture(scope="session")
 def two_replicas() -> Iterator[list[Replica]]:
-    """For all tests that leave them as they found them: idle, ready, and with nothing but more in their caches."""
+    """Two replicas for tests that leave them as they found them: idle, ready, with nothing but more in their caches."""
     with serving(step_s=0.005) as one, serving(step_s=0.005) as two:
         yield [one, two]
 

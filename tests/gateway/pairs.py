@@ -57,7 +57,7 @@ def bad_request(message: str) -> Reply:
 
 @dataclass
 class PairedVllm(FakeVllm):
-    """With NixlConnector, so that it may be on either side."""
+    """A vLLM with NixlConnector, so that it may be on either side."""
 
     has_connector: bool = True
     garbage: bytes | None = None  # what it answers prefills with
@@ -108,7 +108,7 @@ class PairedVllm(FakeVllm):
 
 @dataclass
 class Rooms:
-    """Where the two sides of SGLang's transfer meet."""
+    """Rooms in which the two sides of SGLang's transfer meet."""
 
     opened: dict[int, threading.Event] = field(default_factory=dict)
     num_failures: int = 0  # that prefills have still before them, whoever computes them
@@ -122,7 +122,7 @@ class Rooms:
 
 @dataclass
 class PairedSglang(FakeSglang):
-    """Started with --disaggregation-mode: it takes nothing without a room, and decodes what was put into one."""
+    """An SGLang with --disaggregation-mode: it takes nothing without a room, and decodes what was put into one."""
 
     mode: str = "decode"
     rooms: Rooms = field(default_factory=Rooms)

@@ -48,7 +48,7 @@ _TURNS = 5  # of the event loop, in which a task that was woken sends what it ha
 
 
 class Place(Protocol):
-    """Where a server is."""
+    """The place of a server."""
 
     @property
     def host(self) -> str: ...
@@ -92,7 +92,7 @@ class RunningGateway:
         return key.secret
 
     def call(self, function: Any) -> Any:
-        """In the gateway's own thread."""
+        """Calls a function in the gateway's own thread and returns its result."""
 
         async def run() -> Any:
             return function()
@@ -149,7 +149,7 @@ class RunningGateway:
 
 
 class Notes:
-    """Of the adapters that gateways brought to replicas: what a store keeps."""
+    """Notes of the adapters that gateways brought to replicas: what a store keeps."""
 
     def __init__(self) -> None:
         self.all: set[tuple[str, str]] = set()
@@ -183,7 +183,7 @@ def running_gateway(
     serve: Callable[..., Server] = Server,
     pipelines: Sequence[Pipeline] = (),
 ) -> Iterator[RunningGateway]:
-    """In front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
+    """Runs a gateway in front of `replicas`, or of whatever `pools` name; it waits until all of them are ready."""
     urls = [f"http://{replica.host}:{replica.port}" for replica in replicas]
     pools = pools or {NAME: ModelSettings(replicas=urls, aliases=list(aliases))}
     clock = clock or SlowClock()

@@ -70,7 +70,7 @@ def gguf_name(name: str) -> str:
 
 
 def interleave(rows: Any, num_heads: int) -> Any:
-    """What llama.cpp's converter does to the q and k rows of a llama."""
+    """Does to the q and k rows of a llama what llama.cpp's converter does."""
     halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

@@ -49,5 +49,5 @@ def write_mxfp4(directory: Path, config: GptOssConfig = GPT_OSS) -> PreTrainedMo
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
-    """By transformers: [experts, in, out]"""
+    """Returns the weights by transformers: [experts, in, out]"""
     return convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)

@@ -87,7 +87,7 @@ class Seeing:
         return directory
 
     def inputs(self, messages: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, torch.Tensor]:
-        """As transformers' processor makes them: `messages` has {"type": "image"} where the images belong."""
+        """Returns inputs as transformers' processor makes them: `messages` has {"type": "image"} for each image."""
         text: Any = self.tokenizer.apply_chat_template(
             messages, chat_template=self.template, tokenize=False, add_generation_prompt=True
         )

@@ -49,7 +49,7 @@ class ThreadRanks:
 
 
 def on_every_rank(size: int, run: Callable[[ThreadRanks], T], sp: int = 1) -> list[T]:
-    """What each of so many ranks gets. An error of one ends the others too. `sp`: ranks that share out tokens."""
+    """Returns what each of `size` ranks gets. An error of one ends the others too. `sp`: ranks that share tokens."""
     barrier, brought = Barrier(size), [torch.empty(0)] * size
 
     def guarded(rank: int) -> T:

@@ -148,7 +148,7 @@ def pixels(images: Sequence[ImageInput]) -> list[Tensor]:
 def vision_logits(
     theirs: PreTrainedModel, prompt: Sequence[int], images: Sequence[ImageInput], output: Sequence[int]
 ) -> Tensor:
-    """What the reference thinks before each token of `output`, [output, vocabulary], in one pass over all of it."""
+    """Returns the reference's logits before each token of `output`, [output, vocabulary], in one pass over it."""
     ids = torch.tensor([[IMAGE_TOKEN if token >= 1 << 30 else token for token in [*prompt, *output]]])
     inputs: dict[str, Tensor] = {"input_ids": ids}
     if images and theirs.config.model_type.startswith("qwen"):

@@ -85,7 +85,7 @@ def take_turns(assembly: Assembly, adapted: Adapted) -> None:
 
 
 def same_vectors_and_scores(ours: Assembly, theirs: Assembly) -> None:
-    """Also of a text that is longer than a step."""
+    """Checks that both answer the same, also for a text that is longer than a step."""
     assert ours.embedder is not None
     assert theirs.embedder is not None
     assert ours.embedder.most_tokens < max(map(len, TEXTS))

@@ -85,7 +85,7 @@ class Starting:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it answers: some take minutes to load their code."""
+    """Waits until it answers: some take minutes to load their code."""
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")[-3000:]

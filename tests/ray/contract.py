@@ -181,7 +181,7 @@ async def _until(stage: Stage, name: str, is_so: Callable[[GroupView], object]) 
 
 
 async def until(look: Callable[[], Awaitable[T]], is_so: Callable[[T], object] = bool) -> T:
-    """What a call returned when `is_so` held for it first. One that Ray does not answer counts for nothing."""
+    """Returns what a call did when `is_so` held for it first. One that Ray does not answer counts for nothing."""
     seen: list[T] = []
 
     async def keep_looking() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from penstock.core.errors import LeaseLost
 from penstock.core.rollout import BLOCK_S, Arm, Block, Cell, CellKey, Metric
+from penstock.observe.background import errors
 from penstock.rollout.desk import rollout_document, start_rollout, story_of
 from penstock.rollout.policy.state import Phase, PoolSeen
 from penstock.rollout.runner import Capacity, RolloutRunner
 from penstock.tenancy.database import Execute
-from penstock.tenancy.rollouts import Rollout, RolloutVerb
-from penstock.tenancy.routes import SharesAsked
+from penstock.tenancy.rollouts import MAX_BLOCKS, Rollout, RolloutVerb
+from penstock.tenancy.routes import Declared, SharesAsked
 from penstock.tenancy.store import Store
 
 pytestmark = pytest.mark.slow
@@ -39,6 +40,7 @@ class World:
         self.ready = {"v1": 2, "v2": 2}
         self.has_lease = True
         self.is_killed = False
+        self.broken = ""  # a model whose rollout cannot be decided
         self.slower = 1.0  # than the old one, the new version
         self.failing = 0.0  # of the new version's requests
         self.runner = self.new_runner()
@@ -57,6 +59,8 @@ class World:
                 raise Killed
 
     def _capacity(self, rollout: Rollout) -> Capacity:
+        if rollout.model == self.broken:
+            raise ValueError("a bug")
         return Capacity(PoolSeen(self.ready[rollout.old]), PoolSeen(self.ready[rollout.new]))
 
     @property
@@ -253,3 +257,33 @@ def test_what_was_held_can_be_gone_back_to_at_once(world: World) -> None:
     world.store.rollouts.give(world.id, RolloutVerb.ABORT)
     assert world.weights == {"v1": 100.0, "v2": 0.0}
     world.run_until(Phase.ABORTED)
+
+
+def test_a_rollout_that_cannot_be_decided_is_in_no_others_way(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    store = world.store
+    store.routes.declare([Declared("other", {"a": 100.0, "b": 0.0}, {"a": 0.0, "b": 0.0})])
+    world.ready |= {"a": 1, "b": 1}
+    other = start_rollout(store, "other", "b", plan=PLAN | {"steps": STEPS[1:]}, now=world.now)
+    before = errors().get("rollout runner", 0)
+    world.broken = "chat"
+    rounds = [world.runner.step() for _ in range(3)]
+    assert store.routes.show("other").weights["b"] == 10.0
+    assert errors()["rollout runner"] == before + 3
+    assert caplog.text.count("cannot be decided") == 1
+    for found in rounds:
+        assert {live.rollout.id for live in found} == {world.id, other.id}
+        assert next(live.targets.capacity for live in found if live.rollout.id == world.id)  # its pools are kept
+    world.broken = ""
+    world.run(3)
+    assert world.rollout.phase == Phase.WATCHING
+
+
+def test_blocks_are_read_a_page_at_a_time(world: World) -> None:
+    book, count = world.store.rollouts, 2 * MAX_BLOCKS + 3
+    cells = [(CellKey(Metric.ERRORS, Arm.NEW_COPY), Cell(1, 0.0, 0.0))]
+    book.write_blocks(Block(world.id, 0, f"g{number}", world.now, BLOCK_S, cells) for number in range(count))
+    newest, found = book.blocks(world.id)
+    assert (newest, len(found)) == (MAX_BLOCKS, MAX_BLOCKS)
+    world.runner.step()
+    newest, evidence = world.runner._evidence[world.id]
+    assert (newest, evidence.new_requests(0)) == (count, count)

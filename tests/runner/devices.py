@@ -60,7 +60,7 @@ class Overlapped:
         return handle
 
     def _completed(self, planned: Slice) -> Slice:
-        """And as it is now: it may be run when more is planned already."""
+        """Returns the slice with its newest token and as it is now: it may be run when more is planned already."""
         newest = [self._newest[planned.request_id]] if planned.awaits_token else []
         return msgspec.structs.replace(
             planned, token_ids=[*planned.token_ids, *newest], block_ids=list(planned.block_ids)
@@ -103,9 +103,9 @@ def assembled(
     draft_seed: int = 0,
     max_image_tokens: int | None = None,
 ) -> Assembly:
-    """On "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when they are read. To
-    the overlapped runner every plan goes through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are several ranks,
-    processes of their own; on a GPU they share it, with other engines too."""
+    """Assembles an engine on "cpu", "cpu-overlapped" or "cuda", in float32, with a cache full of numbers that show when
+    they are read. Every plan goes to the overlapped runner through bytes. "cpu tp=2", "cpu tp=2 pp=2" and the like are
+    several ranks, processes of their own; on a GPU they share it, with other engines too."""
     kind, *sizes = device.split()
     ranks = {name: int(size) if size.isdecimal() else size for name, size in (each.split("=") for each in sizes)}
     settings = EngineSettings(

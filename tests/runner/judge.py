@@ -49,7 +49,7 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """What the reference thinks before each token of `output`, [output, vocabulary], on the CPU."""
+        """Returns the reference's logits before each token of `output`, [output, vocabulary], on the CPU."""
         sequence = PagedSequence([*prompt, *output[:-1]], self._blocks)
         work = [(sequence, len(sequence.token_ids))]
         batch = with_states(make_batch(work, device=self._ops.device, every_row=True), work, self._states)
@@ -74,7 +74,7 @@ class Judge:
 
 
 def sample_specs(answer: Answer) -> list[SampleSpec]:
-    """How each of the answer's tokens was to be chosen."""
+    """Returns how each of the answer's tokens was to be chosen."""
     request, prompt_len = answer.request, len(answer.request.prompt_ids)
     tokens = [*request.prompt_ids, *answer.token_ids]
     return [
@@ -90,7 +90,7 @@ def sample_specs(answer: Answer) -> list[SampleSpec]:
 
 
 def acceptable(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
-    """Which tokens may be chosen in each row if every logit is off by up to half of MARGIN: [rows, vocabulary] bool.
+    """Returns which tokens a row may have if every logit is off by half of MARGIN at most: [rows, vocabulary] bool.
 
     The specs are those of one request.
     """
@@ -108,7 +108,7 @@ def acceptable(logits: Tensor, specs: Sequence[SampleSpec]) -> Tensor:
 
 
 def _slip(margin: float) -> float:
-    """How far such errors can move the mass of a set of tokens, as a share of all.
+    """Returns how far such errors can move the mass of a set of tokens, as a share of all.
 
     It is farthest if they raise the set and lower the rest by half of the margin: F(1 - F) margin, F being the mass.
     """

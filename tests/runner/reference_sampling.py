@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def distribution(logits: Sequence[float], params: SamplingParams) -> Floats:
-    """What each token's probability is to be after temperature, top-k, top-p and min-p, in this order."""
+    """Returns each token's probability after temperature, top-k, top-p and min-p, in this order."""
     weights = np.exp((np.array(logits, np.float64) - max(logits)) / params.temperature)
     order = np.argsort(-weights, kind="stable")
     kept = order[: params.top_k] if params.top_k is not None else order

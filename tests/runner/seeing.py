@@ -99,7 +99,7 @@ def requests(config: ModelConfig, count: int = 14) -> list[Request]:
 
 
 class SeeingJudge(Judge):
-    """What the plain torch reference makes of prompts with images, in one pass."""
+    """A judge by what the plain torch reference makes of prompts with images, in one pass."""
 
     def __init__(self, checkpoint: Checkpoint, *, longest: int) -> None:
         super().__init__(checkpoint, longest=longest)

@@ -29,7 +29,7 @@ from penstock.runner.ranks.follower import _Calls
 from penstock.runner.ranks.join import LoneStage, Place
 from penstock.runner.ranks.leader import Follower, Leader
 from penstock.runner.ranks.led import LedMemory
-from penstock.runner.ranks.messages import FromFollower, Started, ToFollower
+from penstock.runner.ranks.messages import Started, from_follower_decoder, to_follower_decoder
 from penstock.runner.ranks.rank_cache import LentPool, map_pool, pool_at
 from penstock.runner.virtual_memory import Keep, VirtualMemory
 
@@ -188,9 +188,9 @@ def test_the_leader_lets_go_of_its_ranks_caches_for_a_park_and_has_the_new_ones_
     place = Place(parallelism, nodes, LoneStage(), Stage(), DEVICE)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(["true"])
-    follower = Follower(1, process, Connection(ours, FromFollower))
+    follower = Follower(1, process, Connection(ours, from_follower_decoder))
     leader = Leader(place, [follower], EngineSettings(rank_timeout_s=60.0))
-    connection = Connection(theirs, ToFollower)
+    connection = Connection(theirs, to_follower_decoder)
     # The follower's side: its loop, with memory of the fake driver.
     memory = VirtualMemory(driver, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
     kv = memory.zeros((1, 2, 3, 8), dtype=torch.float32, device=DEVICE)

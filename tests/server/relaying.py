@@ -1,4 +1,4 @@
-"""What a gateway does with relayed streams, in a few lines: ask, cut, and carry on at another replica."""
+"""A gateway's work on relayed streams, in a few lines: ask, cut, and carry on at another replica."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def block_ends(stream: bytes) -> list[int]:
 
 
 def events(stream: bytes) -> list[bytes]:
-    """What a client reads: everything but comments."""
+    """Returns what a client reads: everything but comments."""
     return [block for block in stream.split(b"\n\n")[:-1] if not block.startswith(b":")]
 
 

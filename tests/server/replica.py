@@ -102,11 +102,11 @@ class Replica:
         return found
 
     def final_metrics(self) -> dict[str, float]:
-        """Once every request is noted: a client has its answer a moment before that."""
+        """Returns the metrics once every request is noted: a client has its answer a moment before that."""
         return waiting.eventually(self.metrics, lambda found: found["penstock_requests_open"] == 0)
 
     def is_idle(self) -> bool:
-        """By the engine's own account."""
+        """Whether the replica is idle by the engine's own account."""
         load = self.engine.measured.load
         return (load.num_running, load.num_waiting, load.kv_active_tokens, self.engine.num_open) == (0, 0, 0, 0)
 
@@ -115,7 +115,7 @@ class Replica:
 
     @contextlib.contextmanager
     def engine_paused(self) -> Iterator[None]:
-        """What the server has sent to the engine stays where it is for as long as a test needs."""
+        """Stops the engine for as long as a test needs: what the server has sent to it stays where it is."""
         process_id = self.processes[-1].pid
         os.kill(process_id, signal.SIGSTOP)
         try:
@@ -132,7 +132,7 @@ class Replica:
         return self.model.tokenizer.encode(self.model.chat_template.render(prompt), add_special_tokens=False)
 
     def adapted_answer(self, prompt: str, count: int, adapter: str, *, ignore_eos: bool = False) -> str:
-        """By the adapter of this name."""
+        """Returns the answer by the adapter of this name."""
         seed = adapter_seed(self.model.adapters[adapter].digest)
         if not ignore_eos:
             return self.answer(prompt, count, seed=seed)
@@ -140,7 +140,7 @@ class Replica:
         return self.model.tokenizer.decode(ids)
 
     def answer_ids(self, prompt: str | list[Message], count: int, *, seed: int = 0) -> list[int]:
-        """Up to and without the end of sequence."""
+        """Returns the ids of the answer up to and without the end of sequence."""
         token_ids = expected(self.prompt_ids(prompt), count, vocab_size=self.model.tokenizer.vocab_size, seed=seed)
         return token_ids[: token_ids.index(EOS)] if EOS in token_ids else token_ids
 

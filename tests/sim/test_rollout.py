@@ -25,10 +25,18 @@ def test_a_large_regression_is_found_before_a_client_is_served(name: str) -> Non
 
 def test_an_equal_version_is_promoted() -> None:
     short = [{"shadow": 0.2, "min_s": 60, "max_s": 60}, {"share": 0.5, "min_s": 120, "max_s": 120}, {"share": 1}]
-    plan = plan_from({"steps": [short[0], short[1], {"share": 1, "min_s": 60, "max_s": 60}]}, Slo())
+    plan = plan_from({"steps": [short[0], short[1], {"share": 1, "min_s": 60, "max_s": 60}], "hold_s": 120}, Slo())
     outcome = run_rollout(2, Regression(), plan, SMALL)
     assert outcome.phase is Phase.PROMOTED
     assert outcome.exposed > 1000
+
+
+def test_a_version_whose_errors_show_in_the_hold_is_aborted_there() -> None:
+    steps = [{"share": 0.05, "min_s": 300, "max_s": 300}, {"share": 1, "min_s": 60, "max_s": 60}]
+    plan = plan_from({"steps": steps, "hold_s": 600, "gates": {"errors": {"margin": 0.005}}}, Slo())
+    outcome = run_rollout(1, Regression(errors=0.015), plan, SMALL)
+    assert (outcome.phase, outcome.gates) == (Phase.ABORTED, ("errors",))
+    assert "holding" in [entry.what for entry in outcome.story]
 
 
 def test_a_run_is_the_same_each_time() -> None:

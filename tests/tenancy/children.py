@@ -1,4 +1,4 @@
-"""What tests run in processes of their own: `python -m tests.tenancy.children NAME URL …`."""
+"""Functions that tests run in processes of their own: `python -m tests.tenancy.children NAME URL …`."""
 
 from __future__ import annotations
 

@@ -198,6 +198,6 @@ def test_feedback_is_read_in_the_order_of_commits_and_the_last_word_counts(chat:
         (3, "acme", 1.0, ""),
     ]
     assert chat.rollouts.last_feedback() == 3
-    for score, comment in ((1.5, ""), (float("nan"), ""), (0.0, "x" * 3000)):
+    for score, comment in ((1.5, ""), (float("nan"), ""), (0.0, "x" * 3000), (0.0, "x\0y")):
         with pytest.raises(InvalidValue):
             chat.rollouts.add_feedback("acme", "req-2", score, comment)

@@ -19,7 +19,7 @@ def weights(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def classify(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """What the classifier answers."""
+    """Returns what the classifier answers."""
     weight, bias = weights(seed)
     logits = rows @ weight + bias
     exp = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -80,7 +80,7 @@ WIDTH = 6
 
 
 def table(seed: int = 0) -> np.ndarray:
-    """What `save_reader` looks tokens up in."""
+    """Returns the table in which `save_reader` looks tokens up."""
     return np.random.default_rng(seed).standard_normal((len(WORDS), WIDTH)).astype(np.float32)
 
 

@@ -65,7 +65,7 @@ class Walker:
 
 
 def sdk_schemas(root: str, every: int = 1) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Of the types of an SDK, of which there are thousands: what users who describe answers with pydantic send."""
+    """Yields schemas of an SDK's thousands of types: what users who describe answers with pydantic send."""
     from pydantic import BaseModel
 
     package = importlib.import_module(root)

@@ -114,7 +114,7 @@ class FakeWeb:
         return made
 
     def deliver(self, count: int = 1) -> None:
-        """So many of what is on its way, from any lane."""
+        """Delivers so many of what is on its way, from any lane."""
         for _ in range(count):
             if not self.flights:
                 return

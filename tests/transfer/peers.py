@@ -66,7 +66,7 @@ class Peer:
         self.turn([Abort(name)], now, steps=steps)
 
     def turn(self, messages: list[ToEngine], now: float, *, steps: bool = True) -> None:
-        """Once around the engine's loop; without `steps`, what is on the device stays there meanwhile."""
+        """Goes once around the engine's loop; without `steps`, what is on the device stays there meanwhile."""
         engine = self.engine
         engine.receive(messages, now)
         if not steps:
@@ -108,7 +108,7 @@ class Peer:
         self.engine.outbox.clear()
 
     def check_contents(self) -> None:
-        """Whatever can be found in the cache is what its hash says, unless a step has still to copy it."""
+        """Checks that whatever the cache can find is what its hash says, unless a step has still to copy it."""
         if self.engine.in_flight or self.cache.pool.moves:
             return
         for block_id in self.cache.pool._by_hash.values():

@@ -81,7 +81,7 @@ def flip(place: int) -> Change:
 
 
 class Hold:
-    """Nothing goes on after so many bytes of the first connection, until the test says so."""
+    """A change that lets nothing go on after so many bytes of the first connection, until the test says so."""
 
     def __init__(self, place: int) -> None:
         self._place = place
@@ -95,11 +95,11 @@ class Hold:
 
 
 class Cut(OSError):
-    """Of a relay that ends the connection."""
+    """The error of a relay that ends the connection."""
 
 
 def cut_at(place: int) -> Change:
-    """Nothing after so many bytes."""
+    """Returns a change that lets nothing through after so many bytes."""
 
     def change(at: int, data: bytes) -> bytes:
         if at + len(data) > place:

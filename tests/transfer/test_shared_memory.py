@@ -29,14 +29,14 @@ from penstock.transfer.messages import (
     Blocks,
     Credit,
     Ended,
-    FromLender,
-    FromPuller,
     Held,
     Hello,
     Offer,
     Read,
     Use,
     Welcome,
+    from_lender_decoder,
+    from_puller_decoder,
 )
 from penstock.transfer.ports import Asked, PeerGone, Sent, Unreachable
 from penstock.transfer.shared_memory import MemoryFile, SharedMemoryMover, machine_identity
@@ -196,7 +196,7 @@ class Lender:
     def _run(self) -> None:
         sock, _ = self._listening.accept()
         prove(sock, MAGIC, PROTOCOL, b"s", "secret", is_caller=False)
-        self.wire = Wire(sock, FromPuller, timeout_s=5.0)
+        self.wire = Wire(sock, from_puller_decoder, timeout_s=5.0)
         assert isinstance(self.wire.receive(), Hello)
         handle = self.mover.offer()
         self.wire.send(Welcome("e", [Offer("shm", handle, zlib.crc32(handle))]))
@@ -319,7 +319,7 @@ def puller_of(lender: Side) -> Iterator[Wire]:
     port = lender.network.listen("127.0.0.1", 0)
     sock = socket.create_connection(("127.0.0.1", port))
     prove(sock, MAGIC, PROTOCOL, b"s", "secret", is_caller=True)
-    wire = Wire(sock, FromLender, timeout_s=30.0)
+    wire = Wire(sock, from_lender_decoder, timeout_s=30.0)
     wire.send(Hello("p", lender.memory.layout, ["shm"], machine_identity()))
     assert isinstance(wire.receive(), Welcome)
     for message in (Use("shm"), Ask(1, chain(3)), Credit(1, 3)):

@@ -21,11 +21,11 @@ from penstock.transfer.messages import (
     Blocks,
     Credit,
     Ended,
-    FromPuller,
     Hello,
     Offer,
     Use,
     Welcome,
+    from_puller_decoder,
 )
 from penstock.transfer.ports import Asked, Event, PeerGone, Sent
 from penstock.transfer.tcp import TcpNetwork
@@ -168,7 +168,7 @@ class Lender:
     def _run(self) -> None:
         sock, _ = self._listening.accept()
         prove(sock, MAGIC, PROTOCOL, b"s", "secret", is_caller=False)
-        self.wire = Wire(sock, FromPuller, timeout_s=5.0)
+        self.wire = Wire(sock, from_puller_decoder, timeout_s=5.0)
         assert isinstance(self.wire.receive(), Hello)
         self.wire.send(Welcome("e", [Offer("tcp")]))
         assert isinstance(self.wire.receive(), Use)
@@ -311,7 +311,7 @@ def test_a_greeting_out_of_turn_is_refused() -> None:
     def run() -> None:
         sock, _ = listening.accept()
         prove(sock, MAGIC, PROTOCOL, b"s", "secret", is_caller=False)
-        wire = Wire(sock, FromPuller, timeout_s=5.0)
+        wire = Wire(sock, from_puller_decoder, timeout_s=5.0)
         wire.receive()
         wire.send(Ended(1))
         wire.finish()

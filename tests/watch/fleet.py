@@ -62,7 +62,7 @@ class Fleet:
         self.owed = self.failures_owed = 0.0
 
     def run(self, seconds: int) -> list[Alert]:
-        """What began to fire or was resolved meanwhile."""
+        """Returns what began to fire or was resolved meanwhile."""
         before = len(self.changed)
         for _ in range(seconds):
             self.now += 1.0

@@ -23,7 +23,7 @@ class Sink:
         return f"http://127.0.0.1:{self.port}"
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Of Alertmanager's form, one after another."""
+        """The alerts of messages in Alertmanager's form, one after another."""
         return [alert for _, body in self.taken for alert in body["alerts"]]
 
 

@@ -34,7 +34,7 @@ class Peer:
         receive_buffer: int | None = None,
         **headers: str,
     ) -> Peer:
-        """With the answer to its handshake, whatever that is. A header `a_b` is `a-b`; one that is empty is none."""
+        """Returns a peer with its handshake's answer, whatever it is. A header `a_b` is `a-b`; an empty one is none."""
         sock = socket.create_connection(("127.0.0.1", port))
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -59,7 +59,7 @@ class Peer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Of a handshake that was refused."""
+        """The error of a handshake that was refused."""
         found: dict[str, Any] = json.loads(self.response.body or b"")["error"]
         return found
 

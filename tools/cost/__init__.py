@@ -1,1 +1,1 @@
-"""How good the accounts of docs/cost.md are: `python -m tools.cost`."""
+"""The quality of the accounts of docs/cost.md: `python -m tools.cost`."""

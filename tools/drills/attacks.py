@@ -146,7 +146,7 @@ VALUES = (
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of everything in a JSON value that could be something else."""
+    """Yields the paths of everything in a JSON value that could be something else."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)

@@ -105,7 +105,7 @@ class Call(asyncio.Protocol):
 
     @property
     def text(self) -> str:
-        """Of the first choice of a streamed completion."""
+        """The text of the first choice of a streamed completion."""
         return "".join(choice["text"] for event in self.events() for choice in event.get("choices", ()))
 
 

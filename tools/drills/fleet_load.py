@@ -48,7 +48,7 @@ def answer_of(call: Call) -> tuple[dict[int, str], int]:
 
 
 def fault(call: Call, expected: tuple[dict[int, str], int]) -> str | None:
-    """What is wrong with an answer that was not refused; None: nothing."""
+    """Returns what is wrong with an answer that was not refused; None: nothing."""
     if call.status != 200:
         return f"status {call.status}: {call.body[:200]!r}"
     if not call.is_whole:
@@ -116,7 +116,7 @@ class CheckedLoad:
         self._host = host
 
     def take_tally(self) -> Tally:
-        """What was counted since the last call."""
+        """Returns what was counted since the last call."""
         found, self.tally = self.tally, Tally()
         return found
 

@@ -102,7 +102,7 @@ class RealFleet:
             return answer.status
 
     def models(self) -> list[str]:
-        """What the gateway lists, once it listens."""
+        """Returns what the gateway lists, once it listens."""
         try:
             with contextlib.closing(http.client.HTTPConnection(*self.gateway, timeout=PATIENCE_S)) as connection:
                 connection.request("GET", "/v1/models")
@@ -115,12 +115,12 @@ class RealFleet:
         return int(json.loads(address.read_bytes())["pid"])
 
     def signal(self, replica: str, number: signal.Signals) -> None:
-        """To the replica's server and its engine at once."""
+        """Sends a signal to the replica's server and its engine at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process_of(replica), number)
 
     def signal_server(self, replica: str, number: signal.Signals) -> None:
-        """To the replica's server alone, as a service manager does."""
+        """Sends a signal to the replica's server alone, as a service manager does."""
         os.kill(self.process_of(replica), number)
 
     def processes(self) -> list[str]:
@@ -152,6 +152,6 @@ def real_fleet(
 
 
 def wait_for_service(fleet: RealFleet) -> None:
-    """Until the gateway has answered a request, for which a pool at zero starts its first replica."""
+    """Waits until the gateway has answered a request, for which a pool at zero starts its first replica."""
     eventually(fleet.models, within_s=PATIENCE_S)
     eventually(fleet.chat, lambda status: status == 200, within_s=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What a drill sees of a fleet: its replicas over time, phase by phase, and promises that were broken."""
+"""The watch that a drill keeps on a fleet: its replicas over time, phase by phase, and promises that were broken."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FleetWatch:
 
     @classmethod
     async def begin(cls, fleet: RealFleet, tokens: int) -> FleetWatch:
-        """Once the gateway has answered a request, for which a pool at zero starts its first replica."""
+        """Begins once the gateway has answered a request, for which a pool at zero starts its first replica."""
         await asyncio.to_thread(wait_for_service, fleet)
         load = CheckedLoad(fleet.gateway[1], tokens)
         await load.learn()

@@ -35,7 +35,7 @@ _FROM_UVICORN = b"Invalid HTTP request received."  # a replica's, to what is not
 
 
 class Fuzz:
-    """What came of the attacks so far."""
+    """The outcome of the attacks so far."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host

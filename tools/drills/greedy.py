@@ -94,7 +94,7 @@ async def measure(name: str, replica: Process, num_chats: int, crowd: str | None
 
 
 async def drill(replica: Process, num_chats: int) -> list[Report]:
-    """Alone, beside another tenant, and behind one's own."""
+    """Measures a tenant alone, beside another tenant, and behind its own requests."""
     return [
         await measure("alone", replica, num_chats, None),
         await measure("beside a greedy tenant", replica, num_chats, "greedy"),

@@ -44,7 +44,7 @@ class Answered:
 
 @dataclass
 class Count:
-    """What the clients saw."""
+    """The answers and refusals that the clients saw."""
 
     answers: list[Answered] = field(default_factory=list)
     num_lost: int = 0  # answers that a killed gateway took with it
@@ -129,7 +129,7 @@ async def held_by(gateway: Process, key: str) -> list[Call]:
 
 
 async def freed(gateway: Process, key: str) -> float:
-    """How long until a slot can be had."""
+    """Returns how long it takes until a slot can be had."""
     began = monotonic()
     while True:
         body = {"model": MODEL, "prompt": "is there room now?", "max_tokens": 1}

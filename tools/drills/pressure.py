@@ -75,7 +75,7 @@ def asked(number: int, prompt_tokens: int, output: int) -> dict[str, Any]:
 
 
 def long_ones(count: int) -> list[dict[str, Any]]:
-    """Nearly a context each, with a short one after every other."""
+    """Returns requests of nearly a context each, with a short one after every other."""
     found = []
     for number in range(count):
         found.append(asked(number, CONTEXT - 200 - number, 60))
@@ -194,7 +194,7 @@ def metrics(replica: Process) -> dict[str, float]:
 
 
 def held(replica: Process) -> dict[str, float]:
-    """What a replica that works for nobody has none of."""
+    """Returns what a replica that works for nobody has none of."""
     names = ("requests_open", "sequences_running", "sequences_waiting", "kv_usage_ratio")
     found = metrics(replica)
     return {name: found[f"penstock_{name}"] for name in names if found[f"penstock_{name}"]}

@@ -27,7 +27,7 @@ CONTEXT = 2048  # which leaves KV for a few dozen requests
 
 @dataclass
 class Kept:
-    """Of one kind of refusal."""
+    """The tally of one kind of refusal."""
 
     kind: str
     num_answered: int = 0

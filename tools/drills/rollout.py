@@ -19,7 +19,7 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class Place:
 
     async def until(self, *phases: str, within_s: float = _GIVE_UP_S) -> None:
         async with asyncio.timeout(within_s):
-            await _until(lambda: asyncio.sleep(0.2), lambda: self.rollout().phase in phases)
+            await _until(self.stand, 0.2, lambda: self.rollout().phase in phases)
 
     @contextlib.asynccontextmanager
     async def clients(self, count: int = NUM_CLIENTS, *, think_s: float = 0.0) -> AsyncIterator[None]:
@@ -212,36 +212,38 @@ async def of_equal(place: Place, shadow: dict[str, Any] = SHADOW, *, kills: bool
     async with place.clients():
         place.start(shadow, *SHARES, gates=WIDE, alpha=1e-6, hold_s=0)
         if kills:
-            await _until(lambda: asyncio.sleep(0.1), lambda: shares.show("chat").shadow["v2"] > 0)
+            await _until(place.stand, 0.1, lambda: shares.show("chat").shadow["v2"] > 0)
             await place.kill_gateway(0)
-            await _until(lambda: asyncio.sleep(0.1), lambda: shares.show("chat").weights["v2"] > 0)
+            await _until(place.stand, 0.1, lambda: shares.show("chat").weights["v2"] > 0)
             await place.kill_gateway(1)
         await place.until("aborted", "promoted", "paused")
     return place.report()
 
 
 async def of_held(place: Place) -> tuple[Report, int]:
-    """Also how many answers clients had from the new version after the abort had returned and gateways had heard."""
+    """Returns a report, and how many answers clients had from the new version after all had heard of the abort."""
     async with place.clients():
         rollout = place.start(SHARES[-1], gates=WIDE, hold_s=600)
         await place.until("holding", "aborted", "paused")
         await asyncio.to_thread(place.store.rollouts.give, rollout.id, RolloutVerb.ABORT, by="drill")
         before = place.served.all
-        await _until(lambda: asyncio.sleep(0.02), lambda: place.served.all >= before + 3 * NUM_CLIENTS)
+        await _until(place.stand, 0.02, lambda: place.served.all >= before + 3 * NUM_CLIENTS)
         late = place.served.by_new
         await place.until("aborted")
-        await _until(lambda: asyncio.sleep(0.02), lambda: place.served.all >= before + 10 * NUM_CLIENTS)
+        await _until(place.stand, 0.02, lambda: place.served.all >= before + 10 * NUM_CLIENTS)
     return place.report(), place.served.by_new - late
 
 
-async def _until(wait: Callable[[], Awaitable[object]], is_so: Callable[[], bool]) -> None:
+async def _until(stand: Stand, every_s: float, is_so: Callable[[], bool]) -> None:
+    """Raises RuntimeError as soon as a process of the stand dies: what it was to bring about would never come."""
     async with asyncio.timeout(_GIVE_UP_S):
         while not is_so():
-            await wait()
+            stand.check_all_run()
+            await asyncio.sleep(every_s)
 
 
 async def drill(directory: Path, slower: float) -> list[str]:
-    """What went wrong."""
+    """Returns what went wrong."""
     wrong: list[str] = []
 
     def check(name: str, report: Report, expected: str, *more: tuple[bool, str]) -> None:

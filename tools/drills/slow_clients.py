@@ -90,7 +90,7 @@ async def unread(port: int, count: int, tokens: int) -> list[Call]:
 
 
 async def dripping(port: int, count: int) -> float:
-    """How long until all are cut off, who send a byte of their headers now and then."""
+    """Returns how long it takes until all are cut off that send a byte of their headers now and then."""
 
     async def drip() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -108,7 +108,7 @@ async def dripping(port: int, count: int) -> float:
 
 
 async def leaving(gateway: Process, replica: Process, count: int) -> float:
-    """How long the replica works on for clients that have left, all at once."""
+    """Returns how long the replica works on for clients that have left, all at once."""
     calls = [await begin(gateway.port, stream(2000, number)) for number in range(count)]
     await asyncio.gather(*(call.at_event(5) for call in calls))
     began = monotonic()

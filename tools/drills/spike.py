@@ -1,4 +1,4 @@
-"""What one tenant's tenfold spike does to the others: their time to a first token, before it and while it lasts.
+"""The effect of one tenant's tenfold spike on the others: their time to a first token, before it and while it lasts.
 
     python -m tools.drills.spike [--seconds 30] [--rate 2.5] [--tenants 4]
 
@@ -29,7 +29,7 @@ _WORDS = tuple("the quick brown fox jumps over the lazy dog and we will see what
 
 @dataclass
 class Waits:
-    """Of one phase: seconds to the first token."""
+    """The waits of one phase: seconds to the first token."""
 
     others: list[float] = field(default_factory=list)
     spiking: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where a drill takes place: replicas, gateways and tenants, as an operator makes them: by command."""
+"""The place of a drill: replicas, gateways and tenants, as an operator makes them: by command."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -40,6 +42,9 @@ PATIENT: dict[str, Any] = {
 # another had better compute the prompt anew.
 BY_PREFIX = PATIENT | {"routing": {"weights": {"prefix": 1000.0}}}
 _PENSTOCK = "penstock.cli.main"
+_START_S = 300.0  # for a process to say its port, however busy the machine is
+_LOOK_MS = 200
+_SHOWN = 8000  # characters of a log, those at its end
 _SHAPE = {
     "model_type": "llama",
     "vocab_size": 600,
@@ -57,6 +62,7 @@ class Process:
 
     def __init__(self, words: list[str], log: Path, environment: dict[str, str]) -> None:
         self.log = log
+        self.is_wanted = True  # False: its end is the drill's doing
         command = [sys.executable, "-m", *words]
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
@@ -82,8 +88,20 @@ class Process:
     def memory_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it has ended by itself: nobody here has ended it."""
+        return self.is_wanted and not self.is_running
+
+    def last_words(self) -> str:
+        """Returns how it ended, and the end of its log."""
+        end = self.log.read_text(errors="replace")[-_SHOWN:]
+        return f"process {self.pid} ended with status {self._process.poll()}; {self.log.name}:\n{end}"
+
     def signal(self, number: signal.Signals) -> None:
-        """To it, to its workers and to its engine."""
+        """Sends a signal to it, to its workers and to its engine."""
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            self.is_wanted = False
         engines = started_by(self.pid, ENGINE)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
@@ -117,7 +135,7 @@ class Process:
         return [one[name] for one in self.get("/admin/v1/replicas")["replicas"] for name in names]
 
     def num_open(self) -> int:
-        """Of a replica: what it works on."""
+        """The number of requests that a replica works on."""
         return int(self.get("/v1/penstock/snapshot")["num_open"])
 
     def is_ready(self) -> bool:
@@ -128,10 +146,11 @@ class Process:
         return True
 
     def complaints(self) -> list[str]:
-        """What no log should have."""
+        """Returns what no log should have."""
         return re.findall(r".*(?:Traceback|Exception|Error:|never retrieved).*", self.log.read_text())
 
     def end(self) -> None:
+        self.is_wanted = False
         self.signal(signal.SIGCONT)
         self._process.terminate()
         try:
@@ -143,11 +162,29 @@ class Process:
         self._process.stdout.close()
 
     def _read_port(self) -> int:
+        """Raises RuntimeError where the process ends, or says no port for too long."""
+        said = ""
+        for piece in self._output_until(time.monotonic() + _START_S):
+            said += piece
+            if port := re.search(r"http://[^\s:]+:(\d+)\D", said):
+                return int(port[1])
+        self.is_wanted = False
+        self._process.kill()
+        self._process.wait()
+        raise RuntimeError(f"it did not start: {self.last_words()}")
+
+    def _output_until(self, deadline_s: float) -> Iterator[str]:
+        """Pieces of what it prints. A child of its own may hold the pipe for longer than it lives."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := re.search(r"http://[^\s:]+:(\d+)", line):
-                return int(found[1])
-        raise RuntimeError(f"it did not start: {self.log.read_text()}")
+        descriptor, poller = self._process.stdout.fileno(), select.poll()
+        poller.register(descriptor, select.POLLIN)
+        while time.monotonic() < deadline_s:
+            if poller.poll(_LOOK_MS):
+                if not (data := os.read(descriptor, 1 << 16)):
+                    return
+                yield data.decode(errors="replace")
+            elif not self.is_running:
+                return
 
 
 class Stand:
@@ -199,6 +236,12 @@ class Stand:
 
     def complaints(self) -> list[str]:
         return [line for process in self.processes for line in process.complaints()]
+
+    def check_all_run(self) -> None:
+        """Raises RuntimeError where a process has ended that nobody here has ended."""
+        for process in self.processes:
+            if process.has_died:
+                raise RuntimeError(process.last_words())
 
     def close(self) -> None:
         for process in reversed(self.processes):

@@ -1,4 +1,4 @@
-"""What adapters add to a layer's linears: every row its own, and long runs of one."""
+"""The cost that adapters add to a layer's linears: every row its own, and long runs of one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sites:
 
     @property
     def num_bytes(self) -> int:
-        """Of a layer's adapters."""
+        """The bytes of a layer's adapters."""
         return self.num_slots * self.rank * (self.inputs * len(self.outputs) + sum(self.outputs)) * DTYPE.itemsize
 
     def few_us(self, tilings: Tilings | None = None) -> float:

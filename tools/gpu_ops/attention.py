@@ -57,7 +57,7 @@ class Case:
         self.qkv = randn(self.layers, len(tokens), (heads + 2 * kv_heads) * dim)
 
     def share(self) -> None:
-        """From now on the prefix is attended once for all, whether it pays or not."""
+        """Lets the prefix be attended once for all from now on, whether it pays or not."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         tile, wanted = sequences_per_tile(heads, kv_heads), pieces_wanted(kv_heads, self.ops.device)
         arrays = [np.zeros(size, np.int32) for size in Room(len(self.lengths), tile, wanted).shapes]
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of one layer, causal: what a query sees."""
+        """The operations of one layer, causal: what a query sees."""
         pairs = sum(n * c + n * (n + 1) / 2 for c, n in self.lengths)
         return 4 * pairs * self.spec.num_heads * self.spec.head_dim
 

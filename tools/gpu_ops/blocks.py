@@ -47,7 +47,7 @@ class Blocks(Chain):
 
 
 def blocks() -> None:
-    """As bandwidth of the weights; beyond a few rows, beside them those of a weight that is widened."""
+    """Prints speeds as bandwidth of the weights; beyond a few rows, beside them those of a weight that is widened."""
     for kind in BLOCKS:
         chain = Blocks("8B", kind)
         for rows in (1, 8, 16, 32, 64):

@@ -99,7 +99,7 @@ def mlp_us(mixture: Mixture, made: GroupedExperts, rows: int) -> float:
 
 
 def routers() -> None:
-    """What there is to do beside the products, and torch's way of choosing beside ours."""
+    """Prints what there is to do beside the products, and torch's way of choosing beside ours."""
     for name, mixture in MIXTURES.items():
         for rows in (2, 64, 2048):
             print(f"{name:9} {rows:5} rows: {routing_us(mixture, rows)}")

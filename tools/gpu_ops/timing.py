@@ -1,4 +1,4 @@
-"""How a kernel is timed, and the sizes that all parts time. It knows none of our kernels.
+"""The timing of a kernel, and the sizes that all parts time. It knows none of our kernels.
 
 Every case is a CUDA graph of many layers, each with its own cache, weights and inputs, so that no layer finds the one
 before in the L2 cache and launches cost what they cost in a captured step.
@@ -72,7 +72,7 @@ def each_us(call: Callable[[int], object], copies: int) -> float:
 
 
 def copies_of(num_bytes: int) -> int:
-    """As many as the L2 cache cannot hold, within reason."""
+    """Returns as many as the L2 cache cannot hold, within reason."""
     return min(2 + int(2e8 // num_bytes), 64)
 
 

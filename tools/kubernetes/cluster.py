@@ -37,7 +37,7 @@ class Cluster:
         return node
 
     def api(self) -> Api:
-        """To be entered in the event loop that uses it."""
+        """Returns a client of the API, to be entered in the event loop that uses it."""
         return Api(self.plane.url, TOKEN)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:

@@ -53,7 +53,7 @@ class Container:
         return self._process is not None and self._process.returncode is None
 
     async def signal(self, number: signal.Signals) -> None:
-        """To its first process, as a container runtime does."""
+        """Sends a signal to its first process, as a container runtime does."""
         if (pid := await self._first_pid()) is not None:
             self._is_killed |= number is signal.SIGKILL  # of which `unshare` tells nothing
             with contextlib.suppress(ProcessLookupError):

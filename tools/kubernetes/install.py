@@ -99,7 +99,7 @@ def _install_kubectl(work: Path) -> None:
 
 
 def _keep(program: Path) -> None:
-    """At once or not at all: a test beside may look for it."""
+    """Puts the program in its place at once or not at all: a test beside may look for it."""
     draft = directory() / f".{program.name}"
     shutil.copyfile(program, draft)
     draft.chmod(0o755)

@@ -65,7 +65,7 @@ class NodeAgent:
         self._numbers = itertools.cycle(range(2, 255))
 
     async def run(self) -> None:
-        """Until it is cancelled; then its pods' processes are killed."""
+        """Runs until it is cancelled; then its pods' processes are killed."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._beat())

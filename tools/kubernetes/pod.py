@@ -32,7 +32,7 @@ _MAX_BACKOFF_S = 10.0
 
 @dataclass(frozen=True)
 class Host:
-    """What a node gives its pods."""
+    """The things that a node gives its pods."""
 
     api: Api
     http: aiohttp.ClientSession
@@ -248,7 +248,7 @@ class Pod:
         self.end(0.0)
 
     async def run(self) -> None:
-        """Until its object is gone and nothing of it runs."""
+        """Runs until its object is gone and nothing of it runs."""
         self.directory.mkdir(parents=True)
         publisher = asyncio.create_task(self._publish())
         life = asyncio.create_task(self._live())

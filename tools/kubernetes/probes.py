@@ -13,7 +13,7 @@ from tools.kubernetes.container import Container
 
 
 class ContainerCalls:
-    """What a kubelet calls of a container at its pod's address."""
+    """Calls that a kubelet makes to a container at its pod's address."""
 
     def __init__(self, spec: dict[str, Any], container: Container, address: str, http: aiohttp.ClientSession) -> None:
         self._ports = {one["name"]: one["containerPort"] for one in spec.get("ports", ()) if "name" in one}

@@ -89,7 +89,7 @@ class EngineProcess:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def wait_ready(self) -> None:
-        """Until it has an address that others pull from."""
+        """Waits until it has an address that others pull from."""
         port, self.movers = self._ready.recv()
         self.address = f"127.0.0.1:{port}"
 

@@ -1,4 +1,4 @@
-"""What an application on OpenAI's Agents SDK does, against the server that is named: prints one JSON object.
+"""An application on OpenAI's Agents SDK, against the server that is named: prints one JSON object.
 
 It runs in the environment that `install.py` makes for `agents`, so it knows nothing of penstock.
 """

@@ -58,7 +58,7 @@ def finish_sglang(packages: Path) -> None:
 
 
 def unpack(package: str, home: Path) -> None:
-    """Only what is in the package itself: nothing that it needs, and nothing of it is run."""
+    """Unpacks only what is in the package itself: nothing that it needs, and nothing of it is run."""
     home.mkdir(parents=True, exist_ok=True)
     subprocess.run(["npm", "pack", "--silent", package], cwd=home, check=True, stdout=subprocess.DEVNULL)
     [archive] = home.glob("*.tgz")

@@ -1,4 +1,4 @@
-"""What was measured on one H200, cell by cell, and what the roofline says of it.
+"""Measurements on one H200, cell by cell, and what the roofline says of them.
 
 Figures of vLLM 0.26.0 (2026-11-15: offline `LLM.generate`, its defaults, at most 256 sequences and 16,384 tokens in a
 step, 0.9 of memory, bf16 KV, random weights, best of three runs) and of penstock's own engine (docs/benchmarks.md).
@@ -73,7 +73,7 @@ def lengths(workload: str) -> list[tuple[int, int]]:
 
 @cache
 def workload_steps(engine: str, shape: str, weights: str, workload: str) -> tuple[tuple[Step, int], ...]:
-    """With how often each occurs. They do not depend on the constants, so that a fit makes them once."""
+    """Returns steps with how often each occurs. They do not depend on the constants, so that a fit makes them once."""
     formats = Formats(weights)
     memory = memory_of(SHAPES[shape], hardware()["h200"], formats=formats, chunk_tokens=CHUNK_TOKENS)
     limits = EngineLimits(MAX_NUM_SEQS, CHUNK_TOKENS, memory.kv_tokens, reads_shared_once=engine == "penstock")

@@ -1,4 +1,4 @@
-"""What it saves a penstock replica to be sent a prompt's token ids by a gateway that has them.
+"""The saving of a penstock replica that is sent a prompt's token ids by a gateway that has them.
 
     python -m tools.routing.prompt_ids
 

@@ -36,7 +36,7 @@ class Written:
         self._waits_s.setdefault(request.id, now - flight.ask.at_s)
 
     def ended(self, flight: Flight) -> None:
-        """Of a request that was sent somewhere; of others there is no choice to judge."""
+        """Notes the end of a request that was sent somewhere; of others there is no choice to judge."""
         waited_s = self._waits_s.pop(flight.request.id, None)
         if waited_s is None:
             return

@@ -44,8 +44,8 @@ def replicas(count: int) -> list[ReplicaSnapshot]:
 def whole_pick(
     prompt: int, fleet: list[ReplicaSnapshot], num_holders: int, *, on_host: bool = False
 ) -> tuple[float, float]:
-    """Of hashing, and of hashing and picking. Each of the holders has another length of the prompt's beginning, with
-    `on_host` half of it in host memory."""
+    """Returns the times of hashing, and of hashing and picking. Each of the holders has another length of the prompt's
+    beginning, with `on_host` half of it in host memory."""
     ids = [i * 7919 % 50_000 for i in range(prompt)]
     router, hashes = Router(), routing_hashes("acme", ids)
     for i, replica in enumerate(fleet):

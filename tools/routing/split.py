@@ -1,4 +1,4 @@
-"""When it pays to compute prompts apart from answers: four simulated H200s, never split, always, and by gain.
+"""Cases in which it pays to compute prompts apart from answers: four simulated H200s, never split, always, and by gain.
 
     python -m tools.routing.split [--traces DIRECTORY] [--kv-gb-s 50] [--scale 1] [--load 0.4 0.7] [--tpot 0.025]
 
@@ -203,7 +203,7 @@ def compared(
     *,
     shows_all: bool,
 ) -> dict[Split, tuple[Fleet, list[Result]]]:
-    """Of each way the fleet that is best by part 0, and what it makes of the others."""
+    """Returns for each way the fleet that is best by part 0, and what it makes of the others."""
 
     def case(way: Split, fleet: Fleet, part: int, count: int) -> Case:
         return Case(workload, traces, count, part, load, fleet, way, kv_gb_s, tpot_s, chunk_tokens)

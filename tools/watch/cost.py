@@ -1,4 +1,4 @@
-"""What the watch costs: `python -m tools.watch.cost`."""
+"""The cost of the watch: `python -m tools.watch.cost`."""
 
 from __future__ import annotations
 

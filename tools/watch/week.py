@@ -31,7 +31,7 @@ _AFTER = 30  # minutes within which what a fault did to the signals may still be
 
 @dataclass(frozen=True)
 class Fault:
-    """What is multiplied, from a minute of the week on, for so many minutes, of one replica or (None) of all."""
+    """A fault: factors from a minute of the week on, for so many minutes, of one replica or (None) of all."""
 
     name: str
     at: int
@@ -137,7 +137,7 @@ class Score:
 
 
 def watch_week(stream: Iterator[Minute], faults: Sequence[Fault] = FAULTS) -> Score:
-    """What the detectors say of it, minute by minute. An alarm counts once, when it begins."""
+    """Returns what the detectors say of it, minute by minute. An alarm counts once, when it begins."""
     siblings, deviations = Siblings(), Deviations("m", 60.0)
     score = Score({fault.name: None for fault in faults}, {fault.name: set() for fault in faults}, [], 0)
     said: set[str] = set()

@@ -46,7 +46,7 @@ _SOON_S = 0.5  # who comes back this much too early is let in
 
 
 class Used(msgspec.Struct, frozen=True, gc=False):
-    """What a request really took."""
+    """The tokens that a request really took."""
 
     prompt_tokens: int
     output_tokens: int
@@ -107,7 +107,7 @@ class Admission:
         return expected.eta_s(now if since is None else since, now)
 
     def hold_s(self, model: str, now: float) -> float:
-        """How long requests may wait for a replica that a controller starts; 0: none does."""
+        """Returns how long requests may wait for a replica that a controller starts; 0: none does."""
         expected = self._expected.get(model)
         return expected.hold_s if expected is not None and now <= expected.until else 0.0
 
@@ -143,7 +143,7 @@ class Admission:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `poll` has something to do though nothing happens. May be early, never late."""
+        """Returns when `poll` has something to do though nothing happens. May be early, never late."""
         return self._deadlines[0][0] if self._deadlines else None
 
     # -- replicas ----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Admission:
         self._loads.remove(replica_id)
 
     def replicas(self, model: str) -> Sequence[ReplicaSnapshot]:
-        """What is believed of them now, this gateway's own traffic included."""
+        """Returns what is believed of the replicas now, this gateway's own traffic included."""
         return self._loads.of_model(model)
 
     def has_active(self, model: str, now: float) -> bool:
@@ -256,7 +256,7 @@ class Admission:
         return bool(self.router.usable(request, self._loads.of_model(request.model), now)[0])
 
     def poll(self, now: float) -> list[Decision]:
-        """What was decided since the last call about requests that wait."""
+        """Returns what was decided since the last call about requests that wait."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id, name = heapq.heappop(self._deadlines)
             has_replica = any(replica.state_at(now) in _WORKING for replica in self._loads.of_model(name))
@@ -359,7 +359,7 @@ class Admission:
         return Admit(request, choice, replica.id, waited_s, ttft_s)
 
     def _wait(self, model: _Model, request: EdgeRequest, usable: Sequence[ReplicaSnapshot], now: float) -> Decision:
-        """Into the queue, unless that makes no sense."""
+        """Puts a request into the queue, unless that makes no sense."""
         queue, rules = model.queue, self._settings.classes[request.priority]
         own_s = float("inf") if request.deadline is None else request.deadline - now
         patience_s = min(rules.patience_s(model.slo), own_s)
@@ -390,7 +390,7 @@ class Admission:
         return own
 
     def _hold(self, model: _Model, shed: Shed, now: float) -> Decision:
-        """Into the queue of a model that has no replica now, until one is ready, unless that takes too long."""
+        """Puts a request into the queue of a model without a replica until one is ready, unless it takes too long."""
         queue, request = model.queue, shed.request
         hold_s, eta_s = self._holds.get(request.model), None
         expected = self._expected.get(request.model)
@@ -414,7 +414,7 @@ class Admission:
         return Queued(request, queue.length(request.priority), hold_s if eta_s is None else eta_s, is_held=True)
 
     def _refuse(self, queue: ModelQueue, request: EdgeRequest, reason: ShedReason, retry_s: float, now: float) -> Shed:
-        """With a place kept for when it is told to come back; who comes too early is told the same time again."""
+        """Refuses, with a place kept for when it is to come back; one that is too early is told the same time again."""
         kept = queue.promised(request) if request.fingerprint else None
         if kept is not None and kept.due > now:
             return Shed(request, reason, kept.due - now)
@@ -440,8 +440,8 @@ class Admission:
             self._news.append(replace(refused, detail=detail, is_expected=eta_s is not None))
 
     def _add_source(self, request: EdgeRequest, choice: Choice, now: float) -> None:
-        """A replica without room for the request may still hold its prompt, or compute it, for one with a KV
-        transfer."""
+        """Completes the choice of a replica with a KV transfer: one without room for the request may still hold its
+        prompt, or compute it."""
         self.router.add_source(request, choice, self._loads.of_model(request.model), now, self.slo(request.model))
 
     def _send(self, entry: Entry, choice: Choice, now: float) -> None:
@@ -459,7 +459,7 @@ class Admission:
         entry.source_id, entry.source_tokens = "", 0
 
     def _leave_replica(self, entry: Entry, now: float, used: Used | None) -> None:
-        """What the replica no longer has to do. If a snapshot counted the request, take off what that counted."""
+        """Takes off what the replica need no longer do. If a snapshot counted the request, that is what it counted."""
         if entry.source_id:
             self._leave_source(entry, now)
         replica, kv = self._loads.base(entry.replica_id), entry.request.kv_tokens
@@ -481,8 +481,8 @@ def _prefill_tokens(choice: Choice, known_tokens: int, prompt_tokens: int) -> in
 
 
 def _prefill_counted(entry: Entry, sent_tokens: int, replica: ReplicaSnapshot | None) -> int:
-    """How much of its prompt is in what we believe a replica has to prefill: all that it was sent, or what was left of
-    it, by the replica's speed, when the last snapshot was taken."""
+    """Returns how much of its prompt is in what we believe a replica has to prefill: all that it was sent, or what was
+    left of it, by the replica's speed, when the last snapshot was taken."""
     if replica is None or entry.started_at is not None:
         return 0
     age_s = replica.taken_at - entry.sent_at

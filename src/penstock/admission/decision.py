@@ -1,4 +1,4 @@
-"""What admission answers: admit to a replica, wait here, or a refusal that says why and when to come back."""
+"""Decisions of admission: admit to a replica, wait here, or a refusal that says why and when to come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a model without an active replica will have one, as its fleet's controller says."""
+"""The time at which a model without an active replica will have one, as its fleet's controller says."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ OUTPUT_WEIGHT = 2  # a token of output keeps the device about as long as two of 
 
 
 def cost(prompt_tokens: int, output_tokens: int) -> int:
-    """What fairness and forecasts count in."""
+    """Returns the cost that fairness and forecasts count in."""
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
 def expected_cost(request: EdgeRequest) -> int:
-    """What a request will probably cost; its end settles the difference."""
+    """Returns what a request will probably cost; its end settles the difference."""
     return request.prompt_tokens + OUTPUT_WEIGHT * request.output_tokens
 
 

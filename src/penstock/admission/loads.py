@@ -1,4 +1,4 @@
-"""What the replicas are doing now: the last snapshot of each, and every event of ours that it cannot have counted.
+"""The loads of the replicas now: the last snapshot of each, and every event of ours that it cannot have counted.
 
 Without the events a burst between two snapshots would all go to the replica that looked idle.
 """
@@ -54,7 +54,7 @@ class ReplicaLoads:
         return [load.known or load.current() for load in self._by_model.get(model, ())]
 
     def base(self, replica_id: str) -> ReplicaSnapshot | None:
-        """What it last said, without what happened since."""
+        """Returns what the replica last said, without what happened since."""
         load = self._loads.get(replica_id)
         return load.base if load is not None else None
 

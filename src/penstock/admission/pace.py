@@ -1,4 +1,4 @@
-"""How fast a line moves, measured: what left it over how long there was one, the recent counting most."""
+"""The measured pace of a line: what left it over how long there was one, the recent counting most."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FORGET_S = 60.0
 
 
 class Pace:
-    """Only time in which something waited counts: an empty line says nothing about how fast it could move."""
+    """The pace in the time in which something waited: an empty line says nothing about how fast it could move."""
 
     def __init__(self) -> None:
         self._cost = 0.0

@@ -50,7 +50,7 @@ class Waiting:
 
 
 class Line:
-    """Of one tenant in one class."""
+    """The line of one tenant in one class."""
 
     def __init__(self, priority: Priority, tenant: str, counter: float) -> None:
         self.priority = priority
@@ -167,7 +167,7 @@ class ModelQueue:
         return item
 
     def _num_sharers(self, line: Line) -> int:
-        """Who has a claim to what leaves the queue, this line included."""
+        """Returns how many lines have a claim to what leaves the queue, this one included."""
         return 1 + sum(1 for o in self._lines.values() if o is not line and o.items and o.priority <= line.priority)
 
     def remove(self, request_id: str) -> Waiting | None:
@@ -198,7 +198,7 @@ class ModelQueue:
         line.counter = start + amount
 
     def settle(self, request: EdgeRequest, difference: float) -> None:
-        """What it was given turned out to be so much more, or less."""
+        """Corrects the line's account: what it was given turned out to be so much more, or less."""
         self.line(request).counter += difference
 
     # -- kept places -------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class ModelQueue:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def next(self, now: float, skipping: Collection[Line] = ()) -> Waiting | None:
-        """Who goes next, past the lines that were found to be blocked."""
+        """Returns the one who goes next, past the lines that were found to be blocked."""
         lines = [line for line in self._lines.values() if line.items and line not in skipping]
         if not lines:
             return None
@@ -246,7 +246,7 @@ class ModelQueue:
         return now - item.since >= self._settings.classes[item.request.priority].aging_s
 
     def _pay_overdue(self, item: Waiting) -> None:
-        """Who goes before a higher class is paid for by a part of what the higher classes then take."""
+        """Charges an item that goes before a higher class; a part of what the higher classes then take pays for it."""
         priority = item.request.priority
         if any(self._lengths[above] for above in Priority if above < priority):
             self._overdue_credit -= item.cost
@@ -255,8 +255,8 @@ class ModelQueue:
             self._overdue_credit = min(0.0, self._overdue_credit + share * item.cost)
 
     def wait_s(self, request: EdgeRequest, now: float, guess: float) -> float:
-        """How long a newcomer would wait: behind those of its own line that it does not overtake, at the pace at which
-        that line moves."""
+        """Returns how long a newcomer would wait: behind those of its own line that it does not overtake, at the pace
+        at which that line moves."""
         line = self.line(request)
         if line.items:
             rate = line.pace.rate(now)
@@ -266,14 +266,14 @@ class ModelQueue:
         return (line.cost_before(cost) + cost) / rate
 
     def clear_s(self, priority: Priority, now: float) -> float:
-        """How long until those of a class that wait now are gone."""
+        """Returns how long it takes until those of a class that wait now are gone."""
         return sum(line.waiting_cost for line in self._lines.values() if line.priority == priority) / self.pace.rate(
             now
         )
 
     def victim(self, newcomer: EdgeRequest) -> Waiting | None:
-        """Who gives way in a full class: the one that fills most, of the tenant that has most waiting. None: the
-        newcomer."""
+        """Returns the one that gives way in a full class: the one that fills most, of the tenant that has most waiting.
+        None: the newcomer."""
         amount = expected_cost(newcomer)
         lines = [line for line in self._lines.values() if line.priority == newcomer.priority and line.items]
         heaviest = max(lines, key=lambda line: line.waiting_cost)

@@ -1,4 +1,4 @@
-"""When waiting makes no sense, and when to come back instead."""
+"""Refusals: when waiting makes no sense, and when to come back instead."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _standing(request: EdgeRequest, share: float, settings: AdmissionSettings) -
 
 
 def retry_after_s(wait_s: float, clear_s: float, patience_s: float) -> float:
-    """So late that the line has become half as long, so early that there still is one: the other half is for errors.
+    """Returns when the line has become half as long, and still is one: the other half is for errors.
 
-    `wait_s` counts the places already kept for others, so each who is refused is told a later time than the last.
+    `wait_s` counts the places already kept for others, so each refusal tells a later time than the last.
     """
     return max(MIN_RETRY_S, wait_s - min(clear_s, patience_s) / 2)
 

@@ -1,4 +1,4 @@
-"""What an operator may set. A class is a `core.request.Priority`; these are its public names and its rules."""
+"""Settings of admission. A class is a `core.request.Priority`; these are its public names and its rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ClassRules:
     patience: float = 60.0  # where max_wait_s is None: so many times the model's `ttft_s`
 
     def patience_s(self, slo: Slo) -> float:
-        """How long one may wait for a place; who would wait longer is refused at once."""
+        """Returns how long one may wait for a place; one that would wait longer is refused at once."""
         return self.patience * slo.ttft_s if self.max_wait_s is None else self.max_wait_s
 
 

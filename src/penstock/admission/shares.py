@@ -1,6 +1,6 @@
-"""Who uses a model, and how much of each replica each may fill.
+"""Shares of a model: who uses it, and how much of each replica each may fill.
 
-What is reserved is reserved only while its owner is about: an installation with one class and one tenant loses nothing.
+A share is reserved only while its owner is about: an installation with one class and one tenant loses nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shares:
             del self._held[tenant]
 
     def ceiling(self, request: EdgeRequest, now: float) -> float:
-        """How full, from 0 to 1, the request's class may make a replica: the rest is for higher classes."""
+        """Returns how full, from 0 to 1, the request's class may make a replica: the rest is for higher classes."""
         ceiling = 1.0
         for priority, seen_at in self._classes.items():
             if priority < request.priority and now - seen_at <= self._settings.in_use_s:
@@ -66,9 +66,9 @@ class Shares:
 def blocked_by(
     request: EdgeRequest, replica: ReplicaSnapshot, ceiling: float, places_kept: float, saved_tokens: int = 0
 ) -> str | None:
-    """What the replica has too little of for this request now; None: it may be sent there.
+    """Returns what the replica has too little of for this request now; None: it may be sent there.
 
-    Its waiting prefill stays under about one step's budget: the rest waits here, where order can still change. Who
+    Its waiting prefill stays under about one step's budget: the rest waits here, where order can still change. One that
     finds much of its prompt there may wait behind as much as that saves: it is there as soon as anywhere.
     """
     part = ceiling * replica.share

@@ -133,7 +133,7 @@ def read_row(line: int, text: bytes, endpoint: str) -> BatchRow:
 
 
 class RowWriter(Protocol):
-    """How an API tells the end of a row, as a line of a file."""
+    """Writer of an API's results: a row's end, as a line of a file."""
 
     has_error_file: bool
 

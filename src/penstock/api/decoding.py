@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked struct, or to an error that a person can act on.
+"""Decoding of a body's bytes to a checked struct, or to an error that a person can act on.
 
 Types, ranges and unknown names are msgspec's to check; a struct's own rules live in its `__post_init__`, as `Refused`.
 Either way msgspec knows the path, and `decode` puts what it says into words. This module knows no endpoint.
@@ -36,7 +36,7 @@ class NoEffect:
 
 
 class Refused(ValueError):
-    """What a struct's `__post_init__` raises; msgspec adds the path, and `decode` makes the error."""
+    """Error that a struct's `__post_init__` raises; msgspec adds the path, and `decode` makes the client's error."""
 
     def __init__(self, field: str, problem: str, error: type[InvalidRequest] = InvalidRequest) -> None:
         super().__init__(problem)
@@ -48,7 +48,7 @@ M = TypeVar("M", NotBuilt, NoEffect)
 
 
 class WireStruct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What clients send: nothing unknown, and nothing that would have to be ignored."""
+    """Base of the structs that clients send: nothing unknown, and nothing that would have to be ignored."""
 
     def __post_init__(self) -> None:
         for name, mark in marked(type(self), NotBuilt):

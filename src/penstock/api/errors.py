@@ -135,13 +135,13 @@ def anthropic_error_body(error: PenstockError, request_id: str) -> bytes:
 
 
 def plain_error_body(message: str, code: str = "", param: str | None = None, reason: str | None = None) -> bytes:
-    """Clients of the Open Inference Protocol read a text as the error. What is ours stands beside it."""
+    """Clients of the Open Inference Protocol read a text as the error. Our own fields stand beside it."""
     beside = {"code": code or None, "param": param, "reason": reason}
     return msgspec.json.encode({"error": message, **{name: value for name, value in beside.items() if value}})
 
 
 class Convention(NamedTuple):
-    """What a family of clients expects of an error, and in which headers it looks for the request's id."""
+    """Errors as a family of clients expects them, and the headers in which it looks for the request's id."""
 
     status: Callable[[PenstockError], int]
     body: Callable[[PenstockError, str], bytes]  # of an error and the request's id

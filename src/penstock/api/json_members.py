@@ -57,7 +57,7 @@ class JsonMembers:
         return True
 
     def _between(self) -> bool:
-        """Between two members: a comma, the next member, or the end of the list."""
+        """Reads what is between members: a comma, the next member, or the list's end. False: more bytes are needed."""
         rest = self._held.lstrip(_SPACE)
         del self._held[: len(self._held) - len(rest)]
         if not self._held:

@@ -1,4 +1,4 @@
-"""What a replica says of its KV cache to a gateway: the routing blocks it holds, then what changes.
+"""KV cache events that a replica sends to a gateway: the routing blocks it holds, then what changes.
 
 Server-sent events, each a `BlockNews`. The first is a snapshot, and so is any later one that has `hashes`: what was
 known before it counts for nothing. The others say what came, went and moved after the number `after`; without either

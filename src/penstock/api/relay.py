@@ -56,26 +56,29 @@ _LAST_READS = 4  # what a replica says at last is in one of these
 
 
 class Tenancy(NamedTuple):
-    """Who asks, by what weight it shares a replica with others, and how urgent its requests are at most."""
+    """Tenant of a request, the weight of its share of a replica, and how urgent its requests are at most."""
 
     id: str = ""
     weight: float = 1.0
     priority: Priority | None = None  # None: as each request says
 
     def priority_of(self, asked: Priority | None) -> Priority:
-        """Of a request, by its own wish: it may be less urgent than its tenant's others, but not more."""
+        """Priority of a request, by its own wish: it may be less urgent than its tenant's others, but not more."""
         if self.priority is None:
             return Priority.NORMAL if asked is None else asked
         return self.priority if asked is None else max(self.priority, asked)
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the first replica chose and every next one keeps."""
+    """Values that the first replica chose and every next one keeps."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")]  # of the answer, without what its dialect puts before it
     created: int  # Unix seconds
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # for a request that has none of its own
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # as they were counted
+
+
+_origin_decoder = msgspec.json.Decoder(Origin)
 
 
 class Unit(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +88,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """How far a stream has come."""
+    """Progress of a stream, from which the next replica resumes it."""
 
     origin: Origin
     units: list[Unit] = []  # those of which the client has at least one event
@@ -135,7 +138,7 @@ def read_give_back(body: bytes) -> GiveBack:
 
 
 def read_tenant(value: str) -> Tenancy:
-    """Of `TENANT_HEADER`."""
+    """Tenant that a value of `TENANT_HEADER` names. Raises InvalidRequest."""
     try:
         name, weight, priority = value.split(" ")
         tenant = Tenancy(name, float(weight), Priority(int(priority)))
@@ -225,7 +228,7 @@ def sealed(request: bytes, prompt_ids: bytes) -> bytes:
 
 
 def tenant_value(tenant: Tenancy) -> bytes:
-    """Of `TENANT_HEADER`."""
+    """Value of `TENANT_HEADER` for a tenant."""
     return b"%b %.9g %d" % (tenant.id.encode(), tenant.weight, tenant.priority or 0)
 
 
@@ -238,7 +241,7 @@ def is_whole(end: bytes) -> bool:
 
 
 def read_cost(value: bytes) -> Cost | None:
-    """Of `COST_HEADER`; None: it is not such a value."""
+    """Cost that a value of `COST_HEADER` says; None: it is not such a value."""
     try:
         device_s, kv_block_s = map(float, value.split())
     except ValueError:
@@ -247,7 +250,7 @@ def read_cost(value: bytes) -> Cost | None:
 
 
 def find_cost(end: bytes) -> Cost | None:
-    """What the last replica of a stream used for it; the last few blocks tell."""
+    """Cost of a stream at its last replica, which its last few blocks tell; None: they do not."""
     comment = (b"\n\n" + end).rpartition(b"\n\n" + _COST)[2]
     return read_cost(comment.partition(b"\n\n")[0]) if len(comment) < len(end) else None
 
@@ -281,15 +284,15 @@ class StreamRecord:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """As the replica counted them; None: it has not said so yet."""
+        """Number of prompt tokens as the replica counted them; None: it has not said so yet."""
         self._fold()
-        return msgspec.json.decode(self._origin, type=Origin).prompt_tokens if self._origin else None
+        return _origin_decoder.decode(self._origin).prompt_tokens if self._origin else None
 
     @property
     def stream_id(self) -> str | None:
         """The id that its replica knows it by; None: the replica has not said so yet."""
         self._fold()
-        return msgspec.json.decode(self._origin, type=Origin).id if self._origin else None
+        return _origin_decoder.decode(self._origin).id if self._origin else None
 
     @property
     def num_tokens(self) -> int:
@@ -308,14 +311,14 @@ class StreamRecord:
 
     @property
     def cost(self) -> Cost | None:
-        """Of the stream so far, by what its replicas said; None: nothing yet."""
+        """Cost of the stream so far, by what its replicas said; None: nothing yet."""
         here, elsewhere = find_cost(b"".join(self._tail[-_LAST_READS:])), self.cost_elsewhere
         if here is None:
             return elsewhere if elsewhere != Cost() else None
         return here + elsewhere
 
     def envelope(self, request: bytes, prompt_ids: bytes = b"null") -> bytes | None:
-        """What to send to the next replica, whose answer goes on in this record; None if this is no relayed stream.
+        """Body to send to the next replica, whose answer goes on in this record; None if this is no relayed stream.
 
         `request` is the client's body and `prompt_ids` is JSON too.
         """
@@ -350,7 +353,7 @@ class StreamRecord:
         return bytes(self._units + b",".join(units)).removesuffix(b",")
 
     def _fold(self) -> None:
-        """Into ids, up to the last unit but one: the last may have no event yet, and then the other one counts."""
+        """Folds the tail into ids, up to the last unit but one: if the last has no event yet, the other one counts."""
         stream = b"".join(self._tail)
         if not self._origin and stream.startswith(b": {"):
             end = stream.index(b"\n\n")

@@ -1,8 +1,8 @@
-"""What a replica says of itself to a gateway, which makes its snapshot of it. Plain facts; what follows is policy.
+"""Reports of replicas on themselves, from which a gateway makes its snapshots. Plain facts; what follows is policy.
 
-A report is a moment old when it is read; a different `boot` means another process, with an empty cache. In JSON it is
-one flat object: the numbers of all groups of the measurement record stand beside the report's own fields. What is not
-there has its default and what is not known is ignored, so that versions may meet.
+A report is a moment old when it is read; a different `boot` means another process, with an empty cache. Its JSON is one
+flat object: the numbers of all groups of the measurement record stand beside the report's own fields. Missing fields
+have their defaults and unknown ones are ignored, so that versions may meet.
 """
 
 from __future__ import annotations

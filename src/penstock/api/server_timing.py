@@ -1,4 +1,4 @@
-"""Where a replica's time to the first token went, on the answer's head: `Server-Timing`, as browsers show it too.
+"""Phases of a replica's time to first token, in the answer's head: `Server-Timing`, as browsers show it too.
 
 server-timing: tokenize;dur=0.41, queue;dur=1.2, prefill;dur=33.9, first_token;dur=0.6
 

@@ -1,4 +1,4 @@
-"""Where an answer is written, and the two shapes that answers have: whole, or a stream of server-sent events.
+"""Sinks that answers are written to, and the two shapes that answers have: whole, or a stream of server-sent events.
 
 A sink knows its protocol and nothing of what is written; `asgi.AsgiSink` is HTTP's. It is awaited, for coroutines that
 make an answer piece by piece; `http.exchange.Sink` has the same verbs for callbacks that pass bytes on.

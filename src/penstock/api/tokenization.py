@@ -29,7 +29,7 @@ class TokenizeRequest(WireStruct):
     add_special_tokens: bool | None = None  # a prompt has them unless told otherwise; a chat has its template's
     return_token_strs: bool | None = None
 
-    # How a chat becomes a prompt.
+    # Options of how a chat becomes a prompt.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
-"""What a replica hands to a gateway so that both count a prompt alike: its model's tokenizer and chat template.
+"""Tokenizer bundle of a replica, for gateways that count prompts as it does: its model's tokenizer and chat template.
 
-It is named by its digest, which every report of the replica repeats: who has that digest need not ask again.
+It is named by its digest, which every report of the replica repeats: a gateway that has that digest need not ask again.
 """
 
 from __future__ import annotations

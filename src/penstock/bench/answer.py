@@ -1,4 +1,4 @@
-"""What a recording says: the events of a streamed answer, when its texts came, and how many tokens it has. Pure.
+"""The answer in a recording: the events of a streamed answer, when its texts came, and how many tokens it has. Pure.
 
 It understands the streams of /v1/chat/completions and /v1/completions, as many servers speak them.
 """

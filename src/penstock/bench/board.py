@@ -1,4 +1,4 @@
-"""How a load goes while it goes: counts, and one line that says them; redrawn on a terminal, else told at times."""
+"""The board of a load while it goes: counts, and one line that says them; redrawn on a terminal, else told at times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plots a report has: curves over loads, or one load over time. Pure."""
+"""Plots of a report: curves over loads, or one load over time. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class RequestFailed(Exception):
 
 
 class Recording:
-    """What came back: `times[i]` is when the socket gave `parts[i]`; they are not aligned to events."""
+    """The answer as it came back: `times[i]` is when the socket gave `parts[i]`; they are not aligned to events."""
 
     __slots__ = ("ended_s", "parts", "sent_s", "status", "times")
 

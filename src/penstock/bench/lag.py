@@ -1,4 +1,4 @@
-"""How late the generator itself is. A timestamp is no better than the event loop that takes it, so that is watched."""
+"""The lag of the generator itself. A timestamp is no better than the event loop that takes it, so that is watched."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LagWatch:
 
 
 def doubts(health: GeneratorHealth, *, ttft: Spread | None, tpot: Spread | None) -> list[str]:
-    """Why figures are not to be trusted; empty: they are."""
+    """Returns why figures are not to be trusted; empty: they are."""
     found = []
     if health.cpu > BUSY:
         found.append(f"the generator used {health.cpu:.0%} of its core: it may have been the bottleneck")

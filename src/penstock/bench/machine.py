@@ -1,4 +1,4 @@
-"""What Linux says of this machine and of a process and its descendants. Elsewhere, and across machines: None."""
+"""Figures from Linux of this machine and of a process and its descendants. Elsewhere, and across machines: None."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from penstock.sched.scheduler import Scheduler
 
 @dataclass
 class OfflineMailbox:
-    """What the engine's loop reads and writes when nobody is connected: it is told to stop once it is idle."""
+    """The mailbox of an engine's loop when nobody is connected: it is told to stop once it is idle."""
 
     requests: list[Request]
     events: list[TokenEvent] = field(default_factory=list)

@@ -104,7 +104,7 @@ def make_point(label: str, load: float, run: Run, objective: Objective | None) -
 
 
 def in_flight(results: Sequence[Result], window_s: float, samples: int = IN_FLIGHT_SAMPLES) -> list[int]:
-    """How many were waiting for their answers' ends, at the ends of that many equal parts of the window."""
+    """Returns how many waited for their answers' ends, at the ends of that many equal parts of the window."""
     changes = sorted([(one.intended_s, 1) for one in results] + [(one.ended_s, -1) for one in results])
     found, running, index = [], 0, 0
     for sample in range(1, samples + 1):

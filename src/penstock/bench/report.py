@@ -1,4 +1,4 @@
-"""What a benchmark says: JSON for machines, Markdown for people and for docs/benchmarks.md. Pure: text in, text out."""
+"""A benchmark's report: JSON for machines, Markdown for people and for docs/benchmarks.md. Pure: text in, text out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_noisy(one: Measurement) -> bool:
 
 
 def notes(report: Report) -> Iterator[str]:
-    """What should keep a reader from trusting the tables."""
+    """Yields what should keep a reader from trusting the tables."""
     workloads = {workload.name: workload for workload in report.workloads}
     for one in report.measurements:
         where = f"{one.server}, {one.workload}, round {one.round + 1}"

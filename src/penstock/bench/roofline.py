@@ -1,4 +1,4 @@
-"""What a workload costs at the least, in bytes and operations, and the share of a device's best that a run reached.
+"""The least that a workload costs, in bytes and operations, and the share of a device's best that a run reached.
 
 Counts only what cannot be avoided: weights once a step, every decode's context, every token's products. It knows
 no device but by its measured peaks, and no run but by its seconds and steps.
@@ -45,7 +45,7 @@ class Roofline:
 
     @property
     def weight_bytes(self) -> int:
-        """Read in every step."""
+        """The bytes of weights that every step reads."""
         return self._bytes.read_bytes
 
     def mbu(self, work: EngineWorkload, steps: int, seconds: float) -> float:

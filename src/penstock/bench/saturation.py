@@ -125,7 +125,7 @@ def gains(point: Point, others: Sequence[Point]) -> bool:
 
 
 async def _settle(bench: Bench, ttft_s: float) -> None:
-    """Until one request alone is answered about as fast as in the beginning."""
+    """Waits, SETTLE_S at most, until one request alone is answered about as fast as in the beginning."""
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while asyncio.get_running_loop().time() < deadline_s:
         point, was_interrupted = await bench.point(ALONE, num_requests=1, duration_s=None, is_shown=False)

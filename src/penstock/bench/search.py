@@ -1,4 +1,4 @@
-"""Which load to try next: the highest that keeps the SLO, and the highest that the server keeps up with. Pure.
+"""The search for two loads: the highest that keeps the SLO, and the highest that the server keeps up with. Pure.
 
 Loads are doubled until both are lost, then each edge is halved in until it is known well enough, and the answer is
 confirmed by a second try. One failed try counts against a load, however many others it passed.

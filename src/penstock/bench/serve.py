@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of it: made up, unless there is a trace or a file of your own."""
+    """The requests that are asked of it: made up, unless there is a trace or a file of your own."""
 
     prompt: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
     output: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class LoadShape:
-    """How hard: so many clients, or a rate, or (neither) the workload's own times."""
+    """The shape of a load: so many clients, or a rate, or (neither) the workload's own times."""
 
     concurrency: int | None = None
     rate: float | None = None

@@ -28,7 +28,7 @@ def as_text(report: Report) -> str:
 
 
 def verdict(report: Report) -> str:
-    """What a search has found, in a sentence or two; empty for a plain load."""
+    """Returns what a search has found, in a sentence or two; empty for a plain load."""
     if not isinstance(report, SaturationReport):
         return ""
     unit = "req/s" if report.by == "rate" else "clients"
@@ -90,7 +90,7 @@ def latencies(points: Sequence[Point]) -> tuple[Sequence[str], list[Sequence[str
 
 
 def warnings(report: Report) -> Iterator[str]:
-    """What stands against the figures."""
+    """Yields what stands against the figures."""
     for point in report.points:
         for doubt in point.doubts:
             yield f"{point.label}: {doubt}"

@@ -1,4 +1,4 @@
-"""What must be known of a server before it is put under load: its model, its context, and how long its words are."""
+"""Facts to know of a server before it is put under load: its model, its context, and how long its words are."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+_models_decoder = msgspec.json.Decoder(_Models)
+
+
 @dataclass(frozen=True)
 class Served:
     model: str
@@ -55,7 +58,7 @@ class Vocabulary:
 async def find_served(client: Client, model: str | None) -> Served:
     """The model asked for, or the first that the server names."""
     try:
-        named = msgspec.json.decode((await client.get("/v1/models")).body, type=_Models).data
+        named = _models_decoder.decode((await client.get("/v1/models")).body).data
     except (RequestFailed, msgspec.MsgspecError) as error:
         is_there = isinstance(error, msgspec.MsgspecError) or error.kind.startswith("http_")
         if model is None or not is_there:
@@ -86,7 +89,7 @@ async def find_vocabulary(client: Client, model: str, reference: str | None) -> 
 
 
 async def measure_scale(client: Client, speech: Speech, words: Sequence[str], seed: str, *, has_system: bool) -> Scale:
-    """What the server makes of a short text and a long one. Raises ConfigError if it will not answer."""
+    """Returns what the server makes of a short text and a long one. Raises ConfigError if it will not answer."""
     counted = []
     for num_words in (SHORT, LONG):
         messages: list[Message] = [

@@ -1,4 +1,4 @@
-"""How a turn of a conversation is put to a server: the body of a chat or of a plain completion. Pure."""
+"""Turns of a conversation as they are put to a server: the body of a chat or of a plain completion. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values spread: mean and percentiles. Pure."""
+"""The spread of values: mean and percentiles. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Between the two nearest ranks, linearly."""
+    """Returns the percentile, linear between the two nearest ranks; None: there are no values."""
     return _ranked(sorted(values), percent) if values else None
 
 

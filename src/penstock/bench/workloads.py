@@ -1,4 +1,4 @@
-"""What is asked: how many requests, how long, how many at once, and the words in them.
+"""Workloads: how many requests, how long, how many at once, and the words in them.
 
 Prompts are made of words that are one token each, so that token counts are exact though every server is sent text. It
 knows no server and no clock.
@@ -48,7 +48,7 @@ WARM_UP = Workload("warm-up", prompt_tokens=128, output_tokens=16, concurrency=4
 
 
 def choose(names: str | None, known: Mapping[str, Workload]) -> list[Workload]:
-    """From a comma-separated list; None is all of them."""
+    """Returns the workloads of a comma-separated list; None is all of them."""
     chosen = list(known) if names is None else names.split(",")
     if unknown := [name for name in chosen if name not in known]:
         raise ConfigError(f"no workload {unknown[0]!r}; there are {', '.join(known)}", param="workload")

@@ -18,7 +18,7 @@ from penstock.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bill:
-    """What is paid today and what should be, a month; with the setup it begins from."""
+    """The bill of a month: what is paid today and what should be, with the setup it begins from."""
 
     name: str  # of where it begins
     start: str  # what that is, in words
@@ -133,7 +133,7 @@ def _formats(setup: Setup) -> Iterator[Formats]:
 
 
 def _impossible(case: Case, setup: Setup, gpus: Collection[str]) -> str:
-    """Why nothing does, GPU by GPU, and what would."""
+    """Returns why nothing does, GPU by GPU, and what would."""
     target, why = case.demand.target, []
     for name in gpus:
         if not case.hardware[name].supports(setup.formats):

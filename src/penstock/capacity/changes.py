@@ -1,4 +1,4 @@
-"""What one could do differently: single changes to a setup or to what is asked, and what each one asks in return.
+"""Changes that one could make: single ones, to a setup or to what is asked, and what each one asks in return.
 
 `alternatives` puts them side by side; `path` takes one after the other until a bill is small enough: first those that
 cost nothing but work, then those that may cost quality, then other hardware, and last those that cost latency.
@@ -19,7 +19,7 @@ HYPOTHETICAL_SHARE = 0.5
 
 
 class Price(IntEnum):
-    """What a change asks in return, in the order in which one would try."""
+    """The price of a change, in the order in which one would try."""
 
     WORK = 0
     QUALITY = 1
@@ -100,7 +100,7 @@ def _combined(case: Case, setup: Setup) -> Iterator[Change]:
 
 
 def _prefixes(case: Case, setup: Setup) -> Iterator[Change]:
-    """What sharing is worth: without what there is, or with what there might be."""
+    """Yields the change that shows what sharing is worth: without what there is, or with what there might be."""
     if case.demand.prefix_share and setup.uses_prefix_cache:
         without = replace(setup, uses_prefix_cache=False)
         yield Change("without a prefix cache", Price.WORK, without, case.demand, "what it is worth")

@@ -1,4 +1,4 @@
-"""What is asked: how many requests a second, how long, how much of their prompts is shared, how fast they want it."""
+"""The demand: how many requests a second, how long, how much of their prompts is shared, how fast they want it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Profile:
 
     @property
     def context(self) -> float:
-        """Of a sequence that decodes, averaged over its life."""
+        """The context of a sequence that decodes, averaged over its life."""
         return self.decode_context / self.decodes if self.decodes else self.prompt_tokens
 
 

@@ -41,7 +41,7 @@ def kv_format(name: str) -> str:
 
 
 def compute_format(weights: str, dtype: str, supported: frozenset[str]) -> str:
-    """Of the products. Weights that a GPU cannot multiply as they are it widens first: that saves bytes, not time."""
+    """Returns the products' format. A GPU first widens weights that it cannot multiply: that saves bytes, not time."""
     return weights if weights in supported else dtype
 
 

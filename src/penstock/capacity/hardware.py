@@ -42,7 +42,7 @@ NETWORKS = {
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device reached under the best program for it: the roof over every figure of a bench."""
+    """The peaks that a device reached under the best program for it: the roof over every figure of a bench."""
 
     bandwidth_tb_s: Positive
     tflops: dict[str, Positive]

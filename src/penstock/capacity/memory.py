@@ -1,4 +1,4 @@
-"""What fits: weights, what a step works in, and the KV cache in the rest. Bytes in, tokens out."""
+"""Memory of a replica: weights, what a step works in, and the KV cache in the rest. Bytes in, tokens out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def memory_in(
 
 
 def _widest(config: ModelConfig) -> int:
-    """Of a token's way through an MLP; of a mixture, through all its experts at once."""
+    """The width of a token's way through an MLP; in a mixture, through all its experts at once."""
     experts = config.experts
     if experts is None:
         return config.intermediate_size

@@ -1,4 +1,4 @@
-"""What a model is in bytes and operations, in its number formats: the arithmetic under every roofline. No device."""
+"""A model's size in bytes and operations, in its number formats: the arithmetic under every roofline. No device."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class ModelBytes:
 
     @property
     def expert_bytes(self) -> int:
-        """Of those, all the routed experts'; see `experts_read`."""
+        """The part of `linear_bytes` that all the routed experts have; see `experts_read`."""
         return int(BYTES[self.formats.weights] * self.config.num_expert_parameters)
 
     def read_bytes_of(self, tokens: float) -> float:
-        """What a step of so many tokens reads: of a mixture only the experts that somebody was given."""
+        """Returns the bytes that a step of so many tokens reads: of a mixture only experts that somebody was given."""
         return self.read_bytes - self.expert_bytes * (1.0 - experts_read(self.config.experts, tokens))
 
     @property
@@ -59,7 +59,7 @@ class ModelBytes:
 
     @property
     def linear_flops_per_token(self) -> int:
-        """Of a mixture, only what a token passes."""
+        """The operations of linear layers for a token; of a mixture, only what a token passes."""
         products = self.linear_parameters - self.config.num_parameters + self.config.num_active_parameters
         return 2 * products + self._state_flops_per_token
 
@@ -71,12 +71,12 @@ class ModelBytes:
 
     @property
     def head_flops_per_token(self) -> int:
-        """For a token that is chosen; a prompt's tokens but its last need none."""
+        """The operations of the head for a token that is chosen; a prompt's tokens but its last need none."""
         return 2 * self.head_parameters
 
     @property
     def flops_per_pair(self) -> int:
-        """Of attention, for one token that looks at one token of context, in all layers."""
+        """The operations of attention, for one token that looks at one token of context, in all layers."""
         key, value = self.config.head_dim, self.config.cached_value_dim or self.config.head_dim
         return 2 * (key + value) * self.config.num_heads * self.config.num_attention_layers
 
@@ -92,5 +92,5 @@ def share_read(of_token: float, tokens: float) -> float:
 
 
 def pairs(start: int, end: int) -> int:
-    """How many tokens of context those at positions [start, end) look at: one at p sees p + 1, itself among them."""
+    """Returns how many tokens of context those at positions [start, end) look at: one at p sees p + 1, its own too."""
     return (end * (end + 1) - start * (start + 1)) // 2

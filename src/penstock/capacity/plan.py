@@ -1,7 +1,7 @@
-"""From a demand to hardware: how each layout of a model on a GPU would do, and the one that costs least.
+"""Plans of hardware for a demand: how each layout of a model on a GPU would do, and the one that costs least.
 
-A layout is a GPU, number formats and parallelism. Every one is judged by memory first and by its targets second; what
-does not do says why.
+A layout is a GPU, number formats and parallelism. Every one is judged by memory first and by its targets second; one
+that does not do says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_STAGES = 16
 
 @dataclass(frozen=True)
 class Setup:
-    """What a plan may choose, or is told."""
+    """The setup that a plan may choose, or is told."""
 
     gpu: str
     formats: Formats = Formats()  # noqa: RUF009 (frozen)
@@ -36,7 +36,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """What stays the same while setups are compared."""
+    """The part of a plan that stays the same while setups are compared."""
 
     config: ModelConfig
     demand: Demand
@@ -93,7 +93,7 @@ def cheapest(case: Case, setup: Setup, gpus: Iterable[str]) -> Layout | None:
 
 
 def _parallelisms(case: Case, setup: Setup) -> Iterator[Parallelism]:
-    """Per width of tensor parallelism, the fewest stages that hold the weights; more where memory may be what binds."""
+    """Yields per width of tensor parallelism the fewest stages that hold the weights; more where memory may bind."""
     if setup.parallelism is not None:
         yield setup.parallelism
         return

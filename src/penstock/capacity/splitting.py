@@ -1,4 +1,4 @@
-"""Which numbers of ranks a model can be split over, told before anything is loaded. The rules are those by which
+"""The numbers of ranks that a model can be split over, told before anything is loaded. The rules are those by which
 `model.shard` cuts and `hub.stored` keeps groups whole; here they need the shape alone, and no torch.
 """
 

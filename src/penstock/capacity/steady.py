@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Expected:
-    """What clients of one engine see at a rate. Seconds; `p` is the target's percentile. TPOT None: one token only."""
+    """Figures of one engine's clients at a rate. Seconds; `p` is the target's percentile. TPOT None: one token only."""
 
     utilisation: float
     num_decodes: float
@@ -98,7 +98,7 @@ class Engine:
         return low, self.obstacle(high) or "utilisation"
 
     def obstacle(self, rate: float) -> str | None:
-        """What does not hold at this rate: "ttft", "tpot", "kv memory" or "sequences"; None: all holds."""
+        """Returns what does not hold at this rate: "ttft", "tpot", "kv memory" or "sequences"; None: all holds."""
         met = self._met(rate, self._z)
         if met * self._profile.context + self._profile.longest > self._limits.kv_tokens:
             return "kv memory"
@@ -143,7 +143,7 @@ class Engine:
         return mean + z * math.sqrt(mean) if mean < math.inf else mean
 
     def _busy_step_s(self, rate: float, z: float) -> float:
-        """As `_step_s`, over a life that meets more sequences and more prompts than most.
+        """Returns a step's seconds as `_step_s`, over a life that meets more sequences and prompts than most.
 
         life = steps + work of the prompts that come meanwhile, its mean and z deviations: a quadratic equation.
         """
@@ -157,7 +157,7 @@ class Engine:
         return root * root / steps
 
     def _bare_step_s(self, num_decodes: float) -> float:
-        """Without any prompt in it."""
+        """Returns the seconds of a step without any prompt in it."""
         cost = self._cost
         return cost.fixed_s + max(cost.read_s, num_decodes * self._product_s) + num_decodes * self._decode_s
 

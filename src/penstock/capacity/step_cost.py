@@ -1,4 +1,4 @@
-"""How long a step of a model on GPUs takes: a roofline with four constants, the same for every model, format and GPU.
+"""The cost of a step of a model on GPUs: a roofline with four constants, the same for every model, format and GPU.
 
     step = layers x overhead                     what launching a layer's kernels costs, whatever is in the step
          + max(weights read, products computed)
@@ -31,7 +31,7 @@ NCCL_SUM_US = 33.0
 
 @dataclass(frozen=True)
 class Constants:
-    """How much of a datasheet a serving engine gets. All that is fitted."""
+    """The part of a datasheet that a serving engine gets. All that is fitted."""
 
     bandwidth_efficiency: float  # of memory bandwidth, for weights and KV cache
     flops_efficiency: float  # of the peak for dense products, for linear layers and attention

@@ -1,4 +1,4 @@
-"""How long a step takes, as the seconds of its parts: the one formula that plans, simulations and benches share.
+"""The time of a step, as the seconds of its parts: the one formula that plans, simulations and benches share.
 
     step = fixed                                 whatever is in it
          + max(weights read, products computed)  linear layers are bound by the one or the other; of a mixture the

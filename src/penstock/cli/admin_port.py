@@ -1,5 +1,5 @@
-"""Where the console, the admin API and /metrics are: on loopback beside the models, elsewhere on a port of their own or
-nowhere. The console's playground needs the models, so a port of its own has them too."""
+"""The place of the console, the admin API and /metrics: on loopback beside the models, elsewhere on a port of their own
+or nowhere. The console's playground needs the models, so a port of its own has them too."""
 
 from __future__ import annotations
 

@@ -58,5 +58,5 @@ def _state(admin: AdminKey) -> str:
 
 
 def _document(admin: AdminKey) -> dict[str, object]:
-    """Without the hash: nobody needs it outside the store."""
+    """Returns the admin without the hash: nobody needs it outside the store."""
     return {name: getattr(admin, name) for name in AdminKey.__struct_fields__ if name != "hash"}

@@ -108,8 +108,8 @@ def _bench_http(arguments: argparse.Namespace) -> None:
 
 
 def serve_arguments(model: str) -> list[str]:
-    """As a user would start it, but that its log is kept out of our tables, and that it guesses nothing: greedy answers
-    without an end repeat themselves, which would flatter whoever guesses."""
+    """Returns the arguments with which a user would start it, but that its log is kept out of our tables, and that it
+    guesses nothing: greedy answers without an end repeat themselves, which would flatter whoever guesses."""
     return ["serve", model, "--port", "0", "--log-level", "warning", "--speculate", "off"]
 
 

@@ -82,7 +82,7 @@ def _write(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def _command() -> str:
-    """As it was typed, but for a key."""
+    """Returns the command as it was typed, but for a key."""
     words = list(sys.argv[1:])
     for index, word in enumerate(words):
         if word == "--api-key" and index + 1 < len(words):

@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"unknown choice {said}")
 
     def error(self, message: str) -> NoReturn:
-        """Without the usage, which of some commands fills a screen."""
+        """Exits without the usage, which of some commands fills a screen."""
         self.exit(2, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
 
 

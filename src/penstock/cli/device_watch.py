@@ -1,4 +1,4 @@
-"""Who looks after a replica's GPU: the sources there are, read by a thread, told to the server on its event loop."""
+"""The watch over a replica's GPU: the sources there are, read by a thread, told to the server on its event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.observe.gpu.source import DeviceSource, Joined
 
 
 def watch_devices(info: EngineInfo, settings: ServerSettings, take: Take) -> Sampling | None:
-    """From now on `take` is told, on this event loop, how the engine's GPUs are; None: there is nothing to look at."""
+    """Tells `take` from now on, on this event loop, how the engine's GPUs are; None: there is nothing to look at."""
     if not info.device.startswith("cuda"):
         return None
     uuids = list(dict.fromkeys(uuid for uuid in (info.device_uuid, *info.other_gpus) if uuid))

@@ -230,7 +230,7 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def _parsing(kind: Any) -> dict[str, Any]:
-    """What argparse must know to read a value of this type."""
+    """Returns what argparse must know to read a value of this type."""
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     if kind is bool:

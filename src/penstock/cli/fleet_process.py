@@ -53,7 +53,7 @@ _NOTICE_S = 5.0
 
 
 def run_fleet(config: Path, store: str | None, chosen: Mapping[str, str | None]) -> None:
-    """Until a signal ends it. `chosen`: settings that flags have instead of the file."""
+    """Runs the controller until a signal ends it. `chosen`: settings that flags have instead of the file."""
     with fleet_settings(config, chosen) as settings, _template(settings):
         uvloop.run(_run(settings, store_url(store or settings.store, None)))
     given = {"config": str(config), **chosen}

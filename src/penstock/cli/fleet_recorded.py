@@ -19,6 +19,8 @@ from penstock.fleet.settings import FleetSettings, PoolSettings
 from penstock.tenancy.fleet import MAX_DECISIONS, FleetSample
 from penstock.tenancy.store import open_store
 
+_decision_decoder = msgspec.json.Decoder(Decision)
+
 
 class RecordedPool(NamedTuple):
     name: str
@@ -30,14 +32,14 @@ class RecordedPool(NamedTuple):
 
 
 def read_recorded(pool: str | None, since: float, *, store: str | None, config: Path | None) -> RecordedPool:
-    """Without a file the settings are those that the pool was last run with."""
+    """Returns a pool's records. Without a file the settings are those that it was last run with."""
     with open_store(store_url(store, config)) as opened:
         samples = opened.fleet.history(since=since)
         configured = _configured(config) if config is not None else {}
         name = _choose(pool, sorted({each.pool for each in samples}), list(configured), since)
         rounds = read_rounds(opened.fleet.rounds(name, since=since))
         kept = opened.fleet.decisions(name, since=since, limit=MAX_DECISIONS, is_oldest_first=True)
-    decisions = [msgspec.json.decode(each.document, type=Decision) for each in kept]
+    decisions = [_decision_decoder.decode(each.document) for each in kept]
     if not rounds:
         raise ConfigError(f"no round of the policy for '{name}' is recorded since {show_time(since)}", param="pool")
     last = rounds[-1]

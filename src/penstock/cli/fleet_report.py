@@ -21,6 +21,7 @@ _POOL_HEAD = ("POOL", "WANTED", "BOUNDS", "STATES", "REQUESTS/S", "EXPECTED", "C
 _REPLICA_HEAD = ("REPLICA", "STATE", "FOR", "AGE", "ZONE", "CAPACITY", "PRICE/H", "URL")
 _POOL_COST_HEAD = ("POOL", "COST", "ACTIVE", "WARM", "OTHER", "REPLICA H", "BUSY", "TOKENS", "PER 1,000 TOKENS")
 _TENANT_COST_HEAD = ("TENANT", "POOL", "COST", "DEVICE S", "TOKENS", "PER 1,000 TOKENS")
+_decision_decoder = msgspec.json.Decoder(Decision)
 
 
 def print_status(arguments: argparse.Namespace) -> None:
@@ -80,7 +81,7 @@ def print_decisions(arguments: argparse.Namespace) -> None:
         else:
             since = arguments.since or 0.0
             rows = store.fleet.decisions(arguments.name, since=since, limit=arguments.last + 1)
-            found = _with_neighbours([msgspec.json.decode(one.document, type=Decision) for one in rows])
+            found = _with_neighbours([_decision_decoder.decode(one.document) for one in rows])
             found = found[-arguments.last :]
     if arguments.json:
         print_json([decision for _, decision, _ in found])
@@ -118,7 +119,7 @@ def _in_force(book: FleetBook, pool: str | None, at: float) -> list[_Neighbours]
 
 
 def _decode(document: msgspec.Raw) -> Decision:
-    return msgspec.json.decode(document, type=Decision)
+    return _decision_decoder.decode(document)
 
 
 def print_cost(arguments: argparse.Namespace) -> None:

@@ -92,14 +92,13 @@ def _run_alone(config: Path, given: dict[str, Any]) -> None:
 
 
 def _run_worker(config: Path, given: dict[str, Any], spec: str) -> None:
-    import msgspec
     import uvloop
 
     from penstock.cli.gateway_process import read_again, serve
-    from penstock.cli.gateway_worker import GatewayWorker, Started, WorkerSpec
+    from penstock.cli.gateway_worker import GatewayWorker, Started, worker_spec_decoder
     from penstock.cli.store_flags import store_url
 
-    worker = GatewayWorker(msgspec.json.decode(spec, type=WorkerSpec))
+    worker = GatewayWorker(worker_spec_decoder.decode(spec))
     with worker.reporting() as tell, _settings(config, given) as settings:
         worker.check(settings)
         url = store_url(settings.store, None)

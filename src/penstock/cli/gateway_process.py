@@ -56,6 +56,7 @@ from penstock.gateway.records.recorder import GatewayRecorder
 from penstock.gateway.records.request_log import RequestLog
 from penstock.gateway.responses.service import ResponseService
 from penstock.gateway.rollouts.board import RolloutBoard
+from penstock.gateway.rollouts.readiness import Readiness
 from penstock.gateway.rollouts.writer import RolloutWriter
 from penstock.gateway.settings.gateway import (
     LOOPBACK,
@@ -126,8 +127,9 @@ async def serve(
     *,
     picks: bool = False,
 ) -> None:
-    """Until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor. `read`: the
-    settings from their file again, for a reload. `picks`: it is an Endpoint Picker, and has no public port."""
+    """Serves until a signal ends it. `worker`: one of several processes, with listening sockets from a supervisor.
+    `read`: the settings from their file again, for a reload. `picks`: it is an Endpoint Picker, and has no public
+    port."""
     log_the_uncaught()
     sys.setswitchinterval(_SWITCH_S)
     models, pushed = settings.pools(), telemetry_of(settings.telemetry, "penstock-gateway")
@@ -223,7 +225,7 @@ async def serve(
                 gateway.queue.first_held = demand.report_now
                 demand.start()
                 rollouts.start(
-                    partial(_replicas_ready, routes, gateway),
+                    Readiness(lambda: routes.table, gateway.pools, gateway.now),
                     lambda found: loop.call_soon_threadsafe(tower.rollouts.apply, found),
                 )
                 measured = RolloutWriter(open_store(url).rollouts, demand.gateway, gateway.clock)
@@ -313,7 +315,7 @@ def _responses(settings: GatewaySettings, url: str, ledger: Ledger) -> ResponseS
 
 
 def _batches(settings: GatewaySettings, url: str, services: TenantServices) -> BatchService:
-    """With a connection of its own to the store, as responses have. Raises ConfigError for a place of no use."""
+    """Returns batches with their own connection to the store, as responses have. Raises ConfigError for a bad place."""
     store, place = open_store(url), settings.batches.files
     objects = None if place is None else object_store(place)
     return BatchService(
@@ -354,8 +356,8 @@ def _reload_everywhere(configuration: Configuration, worker: GatewayWorker | Non
 
 
 def _reload_on_hangup(configuration: Configuration, certificates: Certificates) -> Callable[[], None]:
-    """Only where there is something to read: elsewhere a terminal that is closed ends the gateway, as it ends other
-    programs. Returns what a SIGHUP does."""
+    """Reloads on SIGHUP only where there is something to read: elsewhere a terminal that is closed ends the gateway, as
+    it ends other programs. Returns what a SIGHUP does."""
 
     def reload() -> None:
         try:
@@ -373,16 +375,6 @@ def _reload_on_hangup(configuration: Configuration, certificates: Certificates) 
 
 async def _num_ready(gateway: Gateway) -> int:
     return sum(pool.num_ready for pool in gateway.pools.values())
-
-
-def _replicas_ready(routes: RouteBoard, gateway: Gateway, model: str, version: str) -> int:
-    """Replicas that can answer a version now, on any thread. A pipeline is ready where it is."""
-    route = routes.table.routes.get(model)
-    for one in route.versions if route is not None else ():
-        if one.name == version:
-            pools = {share.pool for share in one.shares}
-            return 1 if one.pipeline else sum(gateway.pools[pool].num_ready for pool in pools if pool in gateway.pools)
-    return 0
 
 
 def _apply_orders(

@@ -64,6 +64,9 @@ class Address(NamedTuple):
         return sock
 
 
+_addresses_decoder = msgspec.json.Decoder(list[Address])
+
+
 class WorkerSpec(msgspec.Struct, frozen=True):
     """The message of a supervisor to a worker, on its command line."""
 
@@ -74,6 +77,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     is_replacement: bool  # others accept meanwhile
     report: int  # the descriptor of the socket that is told how the start ended
     heartbeats: int  # and of the pipe for heartbeats
+
+
+worker_spec_decoder = msgspec.json.Decoder(WorkerSpec)
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +116,7 @@ def take_listeners(path: Path) -> list[tuple[Address, socket.socket]]:
     with _asked(path, "listeners", PATIENT_S) as connection:
         told, descriptors, _, _ = socket.recv_fds(connection, 1 << 12, _MAX_LISTENERS)
     found = [_shared_socket(descriptor) for descriptor in descriptors]
-    addresses = msgspec.json.decode(told, type=list[Address]) if told else []
+    addresses = _addresses_decoder.decode(told) if told else []
     return list(zip(addresses, found, strict=True))
 
 
@@ -142,7 +148,7 @@ class GatewayWorker:
         self._servers: list[Stoppable] = []
 
     def public_listener(self) -> socket.socket:
-        """For a server, which closes it in the end."""
+        """Returns the public listener for a server, which closes it in the end."""
         return self._sockets[0].dup()
 
     def admin_listener(self) -> socket.socket:
@@ -162,7 +168,6 @@ class GatewayWorker:
         for number in (signal.SIGHUP, signal.SIGUSR2):  # the latter may be sent to the whole group by mistake
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(signal.SIGQUIT)  # writes the stacks of all threads
-        faulthandler.enable()  # on SIGABRT too, which then ends the process: one that hangs is ended so
         with socket.socket(fileno=self._spec.report) as starter:
 
             def tell(message: Started | Failed) -> None:
@@ -262,7 +267,7 @@ class GatewayWorker:
         self._servers.append(server)
 
     async def until_told(self, told: asyncio.Event) -> None:
-        """Until the worker is to end, because it is `told`, or because another has its place."""
+        """Waits until the worker is to end, because it is `told`, or because another has its place."""
         await _first_of(told.wait(), self._is_replaced.wait())
         while self._sockets:  # who holds one and does not accept would let clients wait for ever
             self._sockets.pop().close()

@@ -1,4 +1,4 @@
-"""What a process writes to standard error, and that no credential is ever among it."""
+"""The log that a process writes to standard error, with never a credential in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configure_logs(level: str) -> None:
 
 
 def log_the_uncaught() -> None:
-    """What Python would write past the log: warnings, and errors that nobody caught, in any thread."""
+    """Logs what Python would write past the log: warnings, and errors that nobody caught, in any thread."""
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda seen: _uncaught(seen.exc_type, seen.exc_value, seen.exc_traceback)

@@ -14,6 +14,7 @@ from penstock import __version__
 from penstock.cli.command_parser import TopParser
 from penstock.cli.commands import all_commands
 from penstock.cli.logs import configure_logs
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import PenstockError
 from penstock.core.files import in_words
 from penstock.link.parent_death import end_with_named_parent
@@ -26,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
+    write_stacks_on_crash()
     end_with_named_parent()
     arguments = parser().parse_args(argv)
     configure_logs(getattr(arguments, "log_level", "info"))

@@ -191,7 +191,7 @@ def _formats(engine: EngineSettings, device: Device) -> Formats:
 
 
 def _weights(model: ModelBytes, engine: EngineSettings, files: ModelFiles) -> int:
-    """As its files have them, unless they are to be made otherwise."""
+    """Returns the bytes of weights as the files have them, unless they are to be made otherwise."""
     stored_bytes = sum(_sizes(files.path)) if engine.load != "dummy" else 0
     vision = model.config.vision
     encoder = 0 if vision is None else vision.num_parameters(model.config.hidden_size)

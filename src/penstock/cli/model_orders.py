@@ -10,14 +10,14 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import convert
-
 from penstock.api.model_order import LOOK_S, MODELS_PATH, FollowedOrder, ModelSeen
 from penstock.cli.store_flags import print_json, show_time
+from penstock.core.converter import Converter
 from penstock.core.errors import Conflict, EngineUnavailable, InvalidValue
 
 _URL = "http://127.0.0.1:8000"
 _TIMEOUT_S = 30.0
+_model_seen_converter = Converter(ModelSeen)
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, needed: bool) -> None:
@@ -63,9 +63,9 @@ def list_at(arguments: argparse.Namespace) -> None:
 
 
 def _wait(server: _Server, name: str, verb: str, model: dict[str, Any]) -> dict[str, Any]:
-    """Until the model is what was ordered. Raises EngineFailed, Conflict."""
-    order = FollowedOrder(verb, convert(model, ModelSeen))
-    while not order.is_done(convert(model, ModelSeen)):
+    """Returns the model once it is what was ordered. Raises EngineFailed, Conflict."""
+    order = FollowedOrder(verb, _model_seen_converter.convert(model))
+    while not order.is_done(_model_seen_converter.convert(model)):
         time.sleep(LOOK_S)
         model = server.ask("GET", f"/{quote(name, safe='')}")
     return model

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def serve_node(settings: Settings, nodes: Nodes) -> None:
-    """Until a signal ends it, or no leader is there for long."""
+    """Serves this node's ranks until a signal ends it, or no leader is there for long."""
     from penstock.runner.ranks.identity import group_identity
     from penstock.runner.ranks.node_agent import NodeAgent
 

@@ -1,4 +1,4 @@
-"""What `penstock plan` is told, from flags and files to the terms of `capacity`."""
+"""Inputs of `penstock plan`, from flags and files to the terms of `capacity`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Current:
-    """What runs today, as far as it was told."""
+    """The setup that runs today, as far as it was told."""
 
     gpu: str
     count: int | None
@@ -264,7 +264,7 @@ def sampled(prompt: Lengths, output: Lengths) -> list[tuple[int, int]]:
 
 
 def shared_by(arrivals: Sequence[Arrival]) -> float:
-    """Of all prompt tokens, those that an earlier prompt began with: what a cache that forgets nothing would hit."""
+    """Returns the share of prompt tokens that an earlier prompt began with: what a cache that forgets nothing hits."""
     seen: set[int] = set()
     hit = 0
     for one in arrivals:
@@ -298,7 +298,7 @@ def _rate(
 
 
 def _priced(table: Table, current: Current) -> Table:
-    """With both a bill and a count, the price of that GPU is the user's own."""
+    """Returns the prices. With both a bill and a count, the price of that GPU is the user's own."""
     gpu = find_gpu(table, current.gpu)
     if current.bill is None or current.count is None:
         return table

@@ -196,7 +196,7 @@ def _making(model: str, checkpoint: Checkpoint, recipe: Recipe, token_ids: Tenso
 
 @dataclass(frozen=True)
 class Texts:
-    """As windows of tokens: what to fit to and what to judge by, where they are wanted."""
+    """Texts as windows of tokens: what to fit to and what to judge by, where they are wanted."""
 
     calibration: Tensor | None
     evaluation: Tensor | None

@@ -1,4 +1,4 @@
-"""How many replicas `penstock serve` starts, and for what: `--replicas 2`, `1..4`, or `prefill=1,decode=2`."""
+"""The counts of replicas that `penstock serve` starts, by role: `--replicas 2`, `1..4`, or `prefill=1,decode=2`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReplicaCounts(NamedTuple):
         return self.roles or plain * self.most
 
     def __str__(self) -> str:
-        """In words, with roles where there are any."""
+        """The counts in words, with roles where there are any."""
         named = ", ".join(f"{count} {role}" for role, count in Counter(self.roles).items())
         plural = "" if self.most == 1 else "s"
         return f"{self.most} replica{plural} ({named})" if named else f"{self.most} replica{plural}"

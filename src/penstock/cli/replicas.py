@@ -86,8 +86,8 @@ def serve_replicas(
     split: Split = "auto",
     pipelines: Sequence[str] = (),
 ) -> None:
-    """Until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its model's;
-    `pipelines`: their files."""
+    """Serves until a signal ends it, or a replica that cannot start. `num_processes`: of the gateway; `split`: its
+    model's; `pipelines`: their files."""
     load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:

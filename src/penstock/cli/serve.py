@@ -78,9 +78,9 @@ def serve(
     on_ready: OnReady | None = None,
     address_file: Path | None = None,
 ) -> None:
-    """Until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own. `on_ready`: is
-    told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once the port is
-    its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
+    """Serves until a signal ends it. `has_console`: nobody stands in front of it, so it has a page of its own.
+    `on_ready`: is told what the engine found, instead of whoever reads the terminal. `address_file`: gets its URL once
+    the port is its own. A node that is not the first of its replica has neither: it runs some of the ranks."""
     if is_tensor_model(settings.model) or is_repository(settings.model):
         from penstock.cli.serve_tensors import serve_tensors
 
@@ -281,9 +281,9 @@ class Stoppable(Protocol):
 
 
 class HttpServer:
-    """Told to stop, it takes no new work and lets the rest finish for a while, or go on elsewhere, which gateways must
-    be able to ask for: so it listens until then. Then it stops the engine, and that ends everything. Told a second
-    time, it stops the engine at once."""
+    """An HTTP server. Told to stop, it takes no new work and lets the rest finish for a while, or go on elsewhere,
+    which gateways must be able to ask for: so it listens until then. Then it stops the engine, and that ends
+    everything. Told a second time, it stops the engine at once."""
 
     def __init__(
         self,
@@ -315,14 +315,14 @@ class HttpServer:
         self._told, self._told_again = asyncio.Event(), asyncio.Event()
 
     async def listen_grpc(self) -> str | None:
-        """Where the gRPC port is, in words; None: there is none. Raises ConfigError."""
+        """Opens the gRPC port and returns where it is, in words; None: there is none. Raises ConfigError."""
         return None if self._grpc is None else await self._grpc.listen()
 
     def stop(self) -> None:
         (self._told_again if self._told.is_set() else self._told).set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Until it is told to stop, by `stop` or by a signal."""
+        """Serves until it is told to stop, by `stop` or by a signal."""
         loop = asyncio.get_running_loop()
         handlers = dict.fromkeys((signal.SIGINT, signal.SIGTERM), self.stop)
         if self._tls is not None:

@@ -50,7 +50,7 @@ _OF_THE_GATEWAY = {"host", "port", "grpc_port", "name", "tls_cert", "tls_key", "
 def serve_range(
     settings: Settings, fewest: int, most: int, num_processes: int = 1, pipelines: Sequence[str] = ()
 ) -> None:
-    """Until a signal ends it. `num_processes`: of the gateway; `pipelines`: their files."""
+    """Serves until a signal ends it. `num_processes`: of the gateway; `pipelines`: their files."""
     load_pipelines(pipelines)  # what is wrong with one is told at once
     check_torch()
     if settings.server.client_ca is not None:
@@ -68,7 +68,7 @@ def serve_range(
 
 
 class Lines(Protocol):
-    """What the terminal is told of a fleet that ends with this process."""
+    """Lines for the terminal about a fleet that ends with this process."""
 
     cannot_start: asyncio.Future[None]  # raises why nothing can be served
 

@@ -77,7 +77,7 @@ def read_models(settings: Settings, named: Sequence[NamedModel], file: Path | No
 def serve_models(
     settings: Settings, models: ModelsSettings, num_processes: int = 1, pipelines: Sequence[str] = ()
 ) -> None:
-    """Until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway;
+    """Serves until a signal ends it. `settings`: those of all models, and of the port; `num_processes`: of the gateway;
     `pipelines`: their files."""
     tls_of(settings.server)
     load_pipelines(pipelines)  # what is wrong with one is told at once

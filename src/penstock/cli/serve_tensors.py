@@ -51,7 +51,7 @@ def serve_tensors(
     on_ready: OnReady | None = None,
     address_file: Path | None = None,
 ) -> None:
-    """Until a signal ends it; arguments as those of `serve`."""
+    """Serves until a signal ends it; arguments as those of `serve`."""
     phases = Phases("python", began_s=process_began_s())
     phases("check")
     settings = replace(settings, server=with_secrets(settings.server))
@@ -148,7 +148,7 @@ async def _serve(
 
 
 def _info(replica: TensorReplica) -> EngineInfo:
-    """For the process that started several of these."""
+    """Returns the engine's facts for the process that started several of these."""
     model = next(iter(replica.repository.loaded.values()))
     instance, texts = model.latest.instances[0], model.texts
     embeds = not isinstance(texts, str) and "embeddings" in texts.tasks

@@ -1,4 +1,4 @@
-"""How the start of a replica ended, told by its process to the one that started it: one message over a socket."""
+"""The report of a replica's start, told by its process to the one that started it: one message over a socket."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.settings import Settings
 from penstock.engine.messages import Failed, Ready
 from penstock.observe.redaction import redact
+
+_start_decoder = msgspec.json.Decoder(Ready | Failed)
 
 
 def serve_and_report(settings: Settings, descriptor: int) -> None:
@@ -35,7 +37,7 @@ def serve_and_report(settings: Settings, descriptor: int) -> None:
 async def read_report(ours: socket.socket) -> Ready | Failed | None:
     """The report of the process at the other end about its start; None: it ended without one."""
     line = await read_line(ours)
-    return msgspec.json.decode(line, type=Ready | Failed) if line else None
+    return _start_decoder.decode(line) if line else None
 
 
 async def read_line(ours: socket.socket) -> bytes:

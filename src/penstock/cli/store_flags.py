@@ -1,4 +1,4 @@
-"""What the commands about tenants have in common: which store, and how to print."""
+"""Parts that the commands about tenants have in common: which store, and how to print."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ _START_S = 120.0
 _STOP_S = 40.0  # a gateway drains for 30
 _DUMP_S = 5.0  # for a worker that hangs to write its stacks and end; one that is stopped cannot
 _LOCK = "supervisor.pid"
+_start_decoder = msgspec.json.Decoder(Started | Failed)
 
 
 def run_directory(config: Path) -> Path:
@@ -165,7 +166,7 @@ class Supervisor:
         self._rolling: asyncio.Task[None] | None = None
 
     async def run(self, on_open: Callable[[Started], None]) -> None:
-        """Until a signal ends it. Raises why the first worker cannot be started."""
+        """Runs the workers until a signal ends it. Raises why the first worker cannot be started."""
         told, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, told.set)
@@ -207,7 +208,7 @@ class Supervisor:
             log.info("%d workers of an earlier supervisor were replaced", len(orphans))
 
     async def _end(self, *, is_failed: bool) -> None:
-        """After a failure, workers that this supervisor has only found go on as they did."""
+        """Ends the workers. After a failure, those that this supervisor has only found go on as they did."""
         sd_notify.notify(sd_notify.STOPPING)
         self._listeners.close()
         for task in list(self._tasks):
@@ -254,7 +255,7 @@ class Supervisor:
         except TimeoutError:
             process.kill()
             report = b""
-        told = msgspec.json.decode(report, type=Started | Failed) if report else None
+        told = _start_decoder.decode(report) if report else None
         if isinstance(told, Started):
             path = worker_socket(self._directory, slot, process.pid)
             return _Worker(slot, process, path, heartbeats, told, began_s)

@@ -1,4 +1,4 @@
-"""What a process pushes over OTLP, put together: its traces' exporter and its metrics', if there is where to."""
+"""The OTLP exporters of a process, put together: its traces' and its metrics', if there is where to push."""
 
 from __future__ import annotations
 

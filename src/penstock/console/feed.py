@@ -1,8 +1,8 @@
-"""What the page is told, once a second: worked out and encoded once however many look, and kept for who comes later.
+"""The feed of the page, once a second: worked out and encoded once however many look, and kept for who comes later.
 
 It is told of every request once, at its end, and of every choice; that costs an append and a few counts. Rows are made
-of them when somebody looks, and no more of them each second than a person could read. Where the facts of the moment
-come from (`Source`) and how bytes reach a browser (`Viewer`) is not known here.
+of them when somebody looks, and no more of them each second than a person could read. It knows neither where the facts
+of the moment come from (`Source`) nor how bytes reach a browser (`Viewer`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Source(Protocol):
     kind: str  # gateway or replica
 
     def backlogs(self, now_s: float) -> dict[str, Backlog]:
-        """By model. Called once a second, in the event loop, whether anybody looks or not."""
+        """Returns the backlogs by model. Called once a second, in the event loop, whether anybody looks or not."""
 
     def state(self, now_s: float) -> State:
         """All of it, for who looks."""
 
     def names(self) -> dict[str, str]:
-        """What replicas are called, by id."""
+        """Returns the names of replicas by id."""
 
     def says_output(self, replica_id: str) -> bool:
         """Whether the tokens that it makes are in `Backlog.generated`."""

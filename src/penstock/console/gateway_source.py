@@ -33,7 +33,7 @@ _QUEUE_LIMITS = {name: AdmissionSettings().classes[priority].max_length for name
 
 
 class _Used:
-    """By one tenant, since this process began."""
+    """The usage of one tenant since this process began."""
 
     __slots__ = ("cached", "cost", "device_s", "input", "output", "refused", "requests")
 

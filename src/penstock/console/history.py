@@ -44,7 +44,7 @@ Bins = dict[int, int]  # how many were how long
 
 
 class Backlog(NamedTuple):
-    """How a model stands at the end of a second."""
+    """The backlog of a model at the end of a second."""
 
     waiting: int = 0  # at the gateway
     running: int = 0  # requests at replicas
@@ -147,11 +147,11 @@ class History:
         }
 
     def columns(self) -> dict[str, list[list[float | None]]]:
-        """By model, in the order of COLUMNS."""
+        """Returns the columns by model, in the order of COLUMNS."""
         return {model: [list(column) for column in series.columns] for model, series in self._series.items()}
 
     def _name(self, model: str) -> str:
-        """Of the series that it counts in."""
+        """Returns the name of the series that the model counts in."""
         if model not in self._series and len(self._series) <= _MAX_MODELS:
             self._series[model] = _Series(self._seconds)
         return model if model in self._series else ALL

@@ -50,7 +50,7 @@ def owns(path: str) -> bool:
 
 
 def load_pages() -> dict[str, Page]:
-    """By the path they are served at."""
+    """Returns the pages by the path they are served at."""
     found = {}
     for file in files("penstock.console").joinpath("assets").iterdir():
         ending = file.name.rpartition(".")[2]

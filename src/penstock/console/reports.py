@@ -7,7 +7,7 @@ from penstock.gateway.records.facts import RequestFacts
 
 
 class Production:
-    """How many tokens one replica makes."""
+    """The number of tokens that one replica makes."""
 
     __slots__ = ("_at_s", "_boot", "_total", "rate")
 

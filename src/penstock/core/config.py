@@ -1,4 +1,4 @@
-"""From plain mappings (YAML) to frozen dataclasses. An unknown key is an error that names the nearest known one."""
+"""Frozen dataclasses from plain mappings (YAML). An unknown key is an error that names the nearest known one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from penstock.core.converter import Converter
 from penstock.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -49,6 +50,11 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
+@cache
+def _converter(cls: type, field: str) -> Converter[Any]:
+    return Converter(_hints(cls)[field])
+
+
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
     """An instance of the dataclass `cls` from plain values; nested dataclasses from nested mappings."""
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -64,7 +70,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
             arguments[key] = build(hints[key], value, where=f"{path}.")
             continue
         try:
-            arguments[key] = msgspec.convert(value, hints[key], strict=True)
+            arguments[key] = _converter(cls, key).convert(value)  # type: ignore[arg-type]
         except msgspec.ValidationError as error:
             raise ConfigError(f"setting '{path}': {error}", param=path) from None
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ class ConfigFile:
 
     @contextmanager
     def located(self, elsewhere: Collection[str] = ()) -> Iterator[None]:
-        """Begin the message of a ConfigError about a setting of this file with FILE:LINE. Those in `elsewhere` are not
-        this file's: flags win over it."""
+        """Begin the message of a ConfigError about a setting of this file with FILE:LINE. Settings in `elsewhere` are
+        not this file's: flags win over it."""
         try:
             yield
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How many cores this process may use: those that it is bound to, and no more than its container's CPU limit."""
+"""Number of cores this process may use: those that it is bound to, and no more than its container's CPU limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """At least one. A limit of 1.5 cores counts as two: threads that wait for each other share what there is."""
+    """Number, at least one. A limit of 1.5 counts as two: threads that wait for each other share what there is."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(bound, cpu_limit())))
 
@@ -33,7 +33,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _along(mounted: Path, path: str, read: Callable[[Path], tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """From the process's group up to the root: in a container the group's own path may not be there."""
+    """Limits from the process's group up to the root: in a container the group's own path may not be there."""
     group = mounted / path.strip("/")
     for each in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):

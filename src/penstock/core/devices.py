@@ -1,4 +1,4 @@
-"""What is known of one device, such as a GPU, at one moment. Whoever reads NVML says it in these words."""
+"""Readings of one device, such as a GPU, at one moment. Modules that read NVML say them in these words."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ExpertLoad(Struct, frozen=True):
 
     @property
     def tokens_by_rank(self) -> dict[int, int]:
-        """Where whole experts are shared out."""
+        """Tokens of each rank, where whole experts are shared out."""
         found: dict[int, int] = {}
         for layer in self.layers.values():
             for rank, tokens in enumerate(layer.rank_tokens, layer.first_rank):

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ExpertSharing:
-    """How ranks share out whole experts: what the placement of each layer is made from."""
+    """Sharing of whole experts among ranks: what the placement of each layer is made from."""
 
     redundant: int = 0  # slots of each rank beyond its share: for copies
     counts: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by layer; none: plain, each expert once

@@ -1,4 +1,4 @@
-"""What an answer must look like: a rule that every token of it has to follow.
+"""Guide of an answer's form: a rule that every token of it has to follow.
 
 Three kinds are enough: any JSON object is a schema, and a choice among texts is a small grammar. A guide says nothing
 of tokens; whether it is a rule that can be followed is told by `text.grammars`, before anything is generated.

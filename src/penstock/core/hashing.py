@@ -2,8 +2,8 @@
 
 Every chain starts from the namespace, so equal tokens of two namespaces never have equal hashes. There are two chains
 of one prompt. An engine finds its own blocks (16 to 64 tokens) by a `BlockHash`, where a collision would mix two
-prompts. Where a replica speaks of its cache to a gateway, it names coarse *routing blocks* by 64 bits: a collision
-there is a wrong guess about where to send a request, and no more.
+prompts. A replica that speaks of its cache to a gateway names coarse *routing blocks* by 64 bits: a collision there is
+a wrong guess about where to send a request, and no more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cache_namespace(tenant: str, salt: str) -> str:
 
 
 def routing_root(namespace: str, *, adapter: str = "", media: str = "") -> int:
-    """Where a chain of routing hashes begins: whatever, besides tokens, makes the same tokens another KV content.
+    """Root of a chain of routing hashes, from all that, besides tokens, makes the same tokens another KV content.
 
     `adapter` names a LoRA adapter; `media` is a digest of the prompt's images, sound and the like.
     """

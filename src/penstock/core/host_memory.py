@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_host_bytes() -> int:
-    """What can still be taken."""
+    """Bytes of host memory that can still be taken."""
     return min(_free_on_machine(), _free_in_container())
 
 

@@ -1,12 +1,12 @@
 """Images of a prompt, once they are numbers: which tokens of the prompt they are, and what an encoder makes them from.
 
-A token of an image has no place in the vocabulary: the runner takes its embedding from the encoder. In `prompt_ids` it
-is an id above every vocabulary that is made of the image's digest. So block hashes, prefix cache, routing index and KV
-transfer tell two images apart without knowing that there are images.
+A token of an image has no place in the vocabulary: the runner takes its embedding from the encoder. Its id in
+`prompt_ids` is above every vocabulary and made of the image's digest. So block hashes, prefix cache, routing index and
+KV transfer tell two images apart without knowing that there are images.
 
 A digest is of the bytes as they were sent and of what a processor makes of them, not of pixels: a gateway knows it
-without decoding the image. Tokens that follow each other have different parts of it, so that whoever wants another
-image to be taken for this one has to find all of the digest again, and not 30 bits of it.
+without decoding the image. Tokens that follow each other have different parts of it, so that an attacker who wants
+another image to be taken for this one has to find all of the digest again, and not 30 bits of it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                       └─ metrics, console           └─ router, admission, console
 
 The groups are carried as they are. The engine fills `load`, `totals`, `cache`, `disk` and `speculation` after every
-step, and `limits` once; the server adds what it sees itself. In a replica's report the groups are one flat object, so a
+step, and `limits` once; the server adds what it sees itself. The groups are one flat object in a replica's report, so a
 name occurs once in all of them. A new number goes last in its group and has a default: versions meet during an upgrade.
 """
 

@@ -13,7 +13,7 @@ _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_t
 
 
 def trimming(work: Callable[[], T]) -> T:
-    """Does the work. What it took is free afterwards and no longer the process's, whether or not it went well: threads
+    """Does the work. Its memory is free afterwards and no longer the process's, whether or not it went well: threads
     have heaps of their own, which glibc keeps for their next work."""
     try:
         return work()

@@ -38,7 +38,7 @@ class ClampedSwiGLU:
     limit: float = 7.0
 
 
-# Of an MLP: what is done to its gate before it is multiplied with the rest; gelu is the tanh form.
+# Activation of an MLP's gate, before it is multiplied with the rest; gelu is the tanh form.
 Activation = Literal["silu", "gelu"] | ClampedSwiGLU
 
 
@@ -160,7 +160,7 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The encoder of images in front of a decoder. What an image looks like to it is the family's affair."""
+    """The encoder of images in front of a decoder. The form of its images is the family's affair."""
 
     family: Literal["idefics3", "qwen2_5_vl", "qwen3_vl"]
     hidden_size: int
@@ -199,7 +199,7 @@ class VisionConfig:
         return layers + (self.patch_values + positions) * hidden + merged * hidden_size
 
     def problem(self, image: ImageInput) -> str | None:
-        """Why the encoder cannot take an image as it is described; None: it can."""
+        """Reason why the encoder cannot take an image as it is described; None: it can."""
         if len(image.grid) != 3 or min(image.grid) < 1 or image.num_tokens < 1:
             return f"its grid is {image.grid}"
         if len(image.values) != 4 * math.prod(image.shape):
@@ -263,13 +263,13 @@ class ModelConfig:
     # None: heads have keys and values of their own. Else there is one head of keys, and `head_dim` is its cached size.
     latent: LatentAttention | None = None
     vision: VisionConfig | None = None  # None: it takes no images
-    # Of a head's frequencies, how many turn with the time, the row and the column of a token of an image; (): all turn
+    # Numbers of a head's frequencies that turn with the time, the row and the column of an image's token; (): all turn
     # with its position.
     rope_sections: tuple[int, ...] = ()
     rope_interleaved: bool = False  # these take turns, from the fastest on; else they lie behind each other
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    # Of most of the linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
+    # Format of most linear layers' weights, where the file has them smaller: see `EngineSettings.quant`.
     quantization: Literal["fp8", "int8", "int4", "w8a8", "mxfp4"] | None = None
 
     @property
@@ -313,19 +313,19 @@ class ModelConfig:
 
     @property
     def num_active_parameters(self) -> int:
-        """Those that one token passes; of a mixture, only a few experts'."""
+        """Number of parameters that one token passes; of a mixture, only a few experts'."""
         return self._parameters(self.experts.per_token if self.experts else 0)
 
     @property
     def num_expert_parameters(self) -> int:
-        """Of all routed experts, in all layers: what a step reads a part of."""
+        """Number of parameters of all routed experts, in all layers: a step reads a part of them."""
         if self.experts is None:
             return 0
         num_layers = sum(self.has_experts(layer) for layer in range(self.num_layers))
         return num_layers * self.experts.count * 3 * self.hidden_size * self.experts.intermediate_size
 
     def _parameters(self, num_experts: int) -> int:
-        """With so many experts in each layer that has any."""
+        """Number of parameters with so many experts in each layer that has any."""
         heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
         attention = self.num_attention_layers * self.hidden_size * self.head_dim * heads
         if self.latent is not None:

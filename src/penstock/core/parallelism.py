@@ -1,4 +1,4 @@
-"""Over how many ranks a model is spread, and in which ways. Numbers only: who the ranks are is the runner's affair."""
+"""Parallelism: over how many ranks a model is spread, and in which ways. Numbers only: the runner knows the ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.core.settings import EngineSettings
 @dataclass(frozen=True)
 class Parallelism:
     """`tp` ranks split every layer (tensor parallel); with `ep`, whole experts are shared out among these. `pp` such
-    groups have some of the layers each (pipeline parallel): the ranks of a group follow each other. With `sp`, so many
-    neighbours of those `tp` have the same heads of keys and values, and share out the tokens of every sequence
-    (sequence parallel)."""
+    groups have some of the layers each (pipeline parallel): the ranks of a group follow each other. `sp` neighbours
+    among those `tp` have the same heads of keys and values, and share out the tokens of every sequence (sequence
+    parallel)."""
 
     tp: int = 1
     pp: int = 1

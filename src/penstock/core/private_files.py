@@ -1,6 +1,6 @@
 """Files and directories that are their owner's alone: what penstock writes may say who asked for what, and when.
 
-What is there already is left as it is: an operator may have opened it to somebody on purpose.
+Files that are there already are left as they are: an operator may have opened them to somebody on purpose.
 """
 
 from __future__ import annotations

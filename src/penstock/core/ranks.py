@@ -21,7 +21,7 @@ class RankUsage(Struct, frozen=True):
 
 
 class RankReading(Struct, frozen=True):
-    """How one rank of a model stands: one of several processes, on this machine or another."""
+    """Reading of one rank of a model: one of several processes, on this machine or another."""
 
     rank: int
     node: str = ""  # where it is, if there are several machines

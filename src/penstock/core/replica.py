@@ -1,7 +1,7 @@
-"""What the edge last knew of a replica, as numbers; and what this gateway has sent it since.
+"""Snapshot of what the edge last knew of a replica, as numbers; and what this gateway has sent it since.
 
-A snapshot never changes: who learns more makes a new one, so a stored choice still shows what was known when it was
-made. What is old is not idle: `state_at` calls a replica that nobody has heard of for a while degraded, then out.
+A snapshot never changes: news makes a new one, so a stored choice still shows what was known when it was made. An old
+one is not idle: `state_at` calls a replica that nobody has heard of for a while degraded, then out.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         taken = running + load.num_waiting
         sequences = (taken if taken > load.num_open else load.num_open) + self.sent_sequences  # as `num_queued` has it
         queued = load.queued_tokens + self.sent_prefill_tokens
-        # With growth: prompts that wait take their blocks later, and a running sequence is half way through its output
-        # on average.
+        # Growth is included: prompts that wait take their blocks later, and a running sequence is half way through its
+        # output on average.
         growth = load.queued_tokens + running * self.mean_output_tokens / 2
         kv = load.kv_active_tokens + growth + self.sent_kv_tokens
         queued = queued if queued > 0 else 0

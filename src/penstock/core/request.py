@@ -1,4 +1,4 @@
-"""What a client asked for, once it is tokens; and what comes back, token by token.
+"""Requests of clients, once they are tokens; and events that come back, token by token.
 
 These types cross the engine's process boundary as msgpack. A request with n choices is n of these.
 """
@@ -60,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_resumed: bool = False  # its client has a part of the answer from a replica that was lost: see `sched.ranking`
     kv_source: KvSource | None = None  # None: what is not cached here is computed here
     predicted_ids: list[int] = []  # text that its client expects in the answer: drafts may be taken from it
-    # Of the prompt, in its order; their tokens are in `prompt_ids`: see `core.images`.
+    # Images of the prompt, in its order; their tokens are in `prompt_ids`: see `core.images`.
     images: tuple[ImageInput, ...] = ()
     thinking: Thinking | None = None  # None: thoughts, if there are any, are as long as they are, and follow the guide
 
@@ -89,7 +89,7 @@ class RequestTimings(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """What was used for a request, measured step by step: see `sched.cost`."""
+    """Resources used for a request, measured step by step: see `sched.cost`."""
 
     device_s: float = 0.0  # its share of the time the device worked
     kv_block_s: float = 0.0  # blocks of the KV cache that it held, times seconds

@@ -30,7 +30,7 @@ class Wish(StrEnum):
 
 
 def why_no_room(name: str, fixed_bytes: int, floor_bytes: int, device_bytes: int, staying: Mapping[str, int]) -> str:
-    """Why a model cannot be loaded while those in `staying` hold so many bytes each, in figures; empty: it can."""
+    """Reason why a model cannot be loaded beside those in `staying`, with the bytes that each holds; empty: it can."""
     least_bytes, left_bytes = fixed_bytes + floor_bytes, device_bytes - sum(staying.values())
     if least_bytes <= left_bytes:
         return ""

@@ -1,7 +1,7 @@
 """The vocabulary of a rollout: what gateways measure of two versions of a model, as numbers that add up.
 
 A gateway counts in blocks of a few seconds. The blocks of several gateways that cover the same seconds are added cell
-by cell; nothing of a single request is kept. Whoever compares the versions reads nothing else.
+by cell; nothing of a single request is kept. The comparison of the versions reads nothing else.
 
     Arm      whose requests: clients' of the old or the new version, copies for either, or pairs of copies
     Metric   what of them; more is worse, whatever it is
@@ -127,4 +127,6 @@ class RolloutOrder(Struct, frozen=True):
     judge: str = ""  # the model that is asked which of two answers is better; empty: nobody
     scores: bool = False  # both versions score the same answers, for their divergence
     prices: Mapping[str, float] = field(default_factory=dict)  # of a device-hour, by version
+    is_measured: bool = True  # false: nothing is decided by it until somebody says so; who stays does so all the same
+    is_held: bool = False  # all clients are at the new version, those that opted out too; the old one is there yet
     is_over: bool = False  # nothing is measured any more

@@ -57,7 +57,7 @@ class Signer:
 
 
 class S3Place(NamedTuple):
-    """What s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION names."""
+    """Place that s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION names."""
 
     origin: str
     root: str  # the path, unquoted, before an object's key: "/" or "/BUCKET/"

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. Already validated: `api` checks what clients send."""
+"""Sampling parameters: how one request wants its tokens chosen. Already validated: `api` checks what clients send."""
 
 from __future__ import annotations
 

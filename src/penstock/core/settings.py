@@ -278,7 +278,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """Of traces and metrics that are pushed over OTLP, by a replica or a gateway. What is not set here is taken from
+    """Settings of traces and metrics that are pushed over OTLP, by a replica or a gateway. Unset ones are taken from
     OpenTelemetry's environment variables."""
 
     endpoint: str | None = setting(

@@ -1,5 +1,5 @@
 """Service-level objectives, declared once per model: they bound the engine's steps, are counted per request, and are
-what budgets, burn rates and alerts are reckoned from. What a number means here, it means everywhere."""
+what budgets, burn rates and alerts are reckoned from. A number means the same everywhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Slo:
 
     @property
     def patience_s(self) -> float:
-        """How long a prompt may be held back so that others keep their time per token."""
+        """Seconds a prompt may be held back so that others keep their time per token."""
         return _HELD_BACK * self.ttft_s
 
     @property

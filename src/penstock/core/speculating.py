@@ -13,7 +13,7 @@ _MAX_TOKENS: dict[Kind, int] = {"off": 0, "ngram": 16, "draft": 6}  # unless tol
 
 
 def kind_of(settings: EngineSettings, *, overlaps: bool) -> Kind:
-    """`overlaps`: of a device that is given a step before the last one is read. To guess, it must wait for it."""
+    """Kind of speculation. `overlaps`: the device is given a step before the last is read. It must wait to guess."""
     wanted = settings.speculate
     if settings.draft is not None and wanted not in ("auto", "draft"):
         raise ConfigError(f"draft names a model, but speculate is {wanted}", param="draft")
@@ -27,6 +27,6 @@ def kind_of(settings: EngineSettings, *, overlaps: bool) -> Kind:
 
 
 def most_drafts(settings: EngineSettings, *, overlaps: bool) -> int:
-    """For a sequence in a step; 0: none."""
+    """Largest number of drafts for a sequence in a step; 0: none."""
     kind = kind_of(settings, overlaps=overlaps)
     return (settings.draft_tokens or _MAX_TOKENS[kind]) if kind != "off" else 0

@@ -1,4 +1,4 @@
-"""Where a block of a KV cache is kept."""
+"""Tiers where a block of a KV cache is kept."""
 
 from __future__ import annotations
 

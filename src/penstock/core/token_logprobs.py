@@ -1,7 +1,7 @@
 """Log probabilities of the tokens of whole texts, as they cross processes: 32-bit numbers, a row for each token.
 
 A row is the token's log probability and its rank (1: the likeliest), then the ids of the likeliest tokens, then their
-log probabilities. Of a text's first token there is none: nothing tells it.
+log probabilities. A text's first token has none: nothing tells it.
 """
 
 from __future__ import annotations

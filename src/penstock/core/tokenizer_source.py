@@ -1,4 +1,4 @@
-"""Where a model's tokenizer comes from, in the two forms that checkpoints have: `hub` finds it, `text` reads it."""
+"""Source of a model's tokenizer, in the two forms that checkpoints have: `hub` finds it, `text` reads it."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Watermark(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return int(self.gamma * _UNIT)
 
     def seeds(self, context: Sequence[int]) -> list[int]:
-        """What the bits after `context`, the last `width` tokens, are mixed from: one seed, or one for each of them."""
+        """Seeds that the bits after `context`, the last `width` tokens, are mixed from: one, or one for each token."""
         if self.seeding is Seeding.LEFT:
             return [self.seed(context)]
         return [self.seed((token_id,)) for token_id in context]
@@ -73,7 +73,7 @@ class Watermark(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def steps(token_ids: Any) -> Any:
-    """Where in the streams of numbers that seeds begin a token's is; of an int64 array or tensor."""
+    """Places of tokens in the streams of numbers that seeds begin; of an int64 array or tensor."""
     return (token_ids + 1) * _GOLDEN
 
 
@@ -96,5 +96,5 @@ def fraction_bits(bits: Any) -> Any:
 
 
 def fractions(bits: Any) -> Any:
-    """Of `fraction_bits`: numbers strictly between 0 and 1, in double precision."""
+    """Fractions of `fraction_bits`: numbers strictly between 0 and 1, in double precision."""
     return (bits + 0.5) / _UNIT

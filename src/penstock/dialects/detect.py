@@ -1,4 +1,4 @@
-"""Which kind of server answers: by the signs that the tables name, as whoever shows the most of them."""
+"""Detection of the kind of server that answers: the one that shows the most of the signs that the tables name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.dialects.liveness import Answer
 
 
 def paths(model: str) -> list[str]:
-    """What to ask an unknown server for; each is free, and a path that it does not know says something too."""
+    """Returns the paths to ask an unknown server for; each is free, and one that is not known says something too."""
     found = {_filled(sign, model): None for dialect in DIALECTS.values() for sign in dialect.signs if sign.path}
     return list(found)
 

@@ -1,4 +1,4 @@
-"""What there is to know of a kind of server, as data. Nothing here is done, only said."""
+"""Dialects: what there is to know of a kind of server, as data. Nothing here is done, only said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 class Signal(enum.StrEnum):
-    """What a reading is made of. Totals only grow, from the server's start."""
+    """Numbers that a reading is made of. Totals only grow, from the server's start."""
 
     WAITING = "waiting"  # requests
     RUNNING = "running"
@@ -73,7 +73,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Refused is gone, 200 is ready; what 503 means differs."""
+    """The health path. Refused is gone, 200 is ready; what 503 means differs."""
 
     path: bytes = b"/health"
     deep: bytes | None = None  # makes a token; None: it is asked for a completion of one
@@ -142,7 +142,7 @@ class Native(msgspec.Struct, frozen=True):
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """What tells a server: a text in its answer to a path, or in a header of any answer."""
+    """A sign that tells a server: a text in its answer to a path, or in a header of any answer."""
 
     text: bytes
     path: str | None = None

@@ -71,7 +71,7 @@ class _Block:
 
 
 class Changes:
-    """What a router's index has to be told: all is gone, then where each of these is."""
+    """Changes that a router's index has to be told: all is gone, then where each of these is."""
 
     __slots__ = ("_before", "is_cleared", "on_host", "removed", "stored")
 

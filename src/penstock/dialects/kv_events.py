@@ -37,7 +37,7 @@ _WHOLE_PREFIX = ("full_attention", "mla_attention", "sink_full_attention")
 
 
 class Stored(NamedTuple):
-    """Without tokens: blocks that were told of before are somewhere else too."""
+    """Blocks that were stored. No tokens: blocks that were told of before are somewhere else too."""
 
     names: Sequence[Name]
     parent: Name | None
@@ -61,7 +61,7 @@ class Cleared(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """Of a group of layers whose blocks say nothing about prefixes."""
+    """An event of a group of layers whose blocks say nothing about prefixes."""
 
     group: int
 
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 def decode(payload: bytes) -> Batch:
-    """Of a message's last frame: [time, events, rank]; msgpack."""
+    """Returns the batch in a message's last frame: [time, events, rank]; msgpack."""
     try:
         content = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

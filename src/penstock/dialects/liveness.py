@@ -1,4 +1,4 @@
-"""How a server fares by what it answers: whether it is there, starts, or is overloaded. Pure."""
+"""The liveness of a server by what it answers: whether it is there, starts, or is overloaded. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Liveness(enum.StrEnum):
 
 
 def liveness(dialect: Dialect, answer: Answer | None, *, is_refused: bool, was_ready: bool) -> Liveness:
-    """By the answer to its health path. None: there was none."""
+    """Returns the liveness by the answer to the health path. None: there was none."""
     if answer is None:
         return Liveness.GONE if is_refused else Liveness.FAILING
     if answer.status < 300 or answer.status in (*_UNKNOWN_PATH, 429):
@@ -49,7 +49,7 @@ def _is_starting(dialect: Dialect, answer: Answer, was_ready: bool) -> bool:
 
 
 class Verdict(enum.StrEnum):
-    """What the answer to a request says of who gave it."""
+    """The verdict of a request's answer on the server that gave it."""
 
     ANSWERED = "answered"  # whatever it says is for the client
     OVERLOADED = "overloaded"  # it is well and has no room: try elsewhere, blame nobody
@@ -63,7 +63,7 @@ class Judgement(NamedTuple):
 
 
 def judge(dialect: Dialect, answer: Answer, now_s: float) -> Judgement:
-    """Of an answer that is an error. `now_s` is the time of day, for dates in Retry-After."""
+    """Returns the judgement of an answer that is an error. `now_s` is the time of day, for dates in Retry-After."""
     wait_s = retry_after_s(answer.headers, now_s)
     if answer.status == 503 and dialect.health.starting_header and _is_starting(dialect, answer, True):
         return Judgement(Verdict.STARTING, wait_s)

@@ -21,6 +21,7 @@ from penstock.dialects.reading import read
 Ask = Callable[[str, str, bytes | None], Awaitable[Answer]]  # method, path, and a body in JSON
 
 UNKNOWN_PATH = (404, 405, 501)
+_park_report_decoder = msgspec.json.Decoder(ParkReport)
 
 
 class _Card(msgspec.Struct):
@@ -31,12 +32,18 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
+_cards_decoder = msgspec.json.Decoder(_Cards)
+
+
 class _Error(msgspec.Struct, frozen=True):
     message: str = ""
 
 
 class _Refusal(msgspec.Struct):
     error: _Error = _Error()
+
+
+_refusal_decoder = msgspec.json.Decoder(_Refusal)
 
 
 async def park(ask: Ask, dialect: Dialect | None = None, *, wait_s: float = 30.0) -> ParkReport:
@@ -105,7 +112,7 @@ async def make_token(ask: Ask, dialect: Dialect) -> None:
         _check(await ask("GET", dialect.health.deep.decode(), None))
         return
     try:
-        cards = msgspec.json.decode((await ask("GET", "/v1/models", None)).body, type=_Cards).data
+        cards = _cards_decoder.decode((await ask("GET", "/v1/models", None)).body).data
     except msgspec.DecodeError:
         cards = []
     if not cards:
@@ -116,14 +123,14 @@ async def make_token(ask: Ask, dialect: Dialect) -> None:
 
 def _reported(answer: Answer) -> ParkReport:
     _check(answer)
-    return msgspec.json.decode(answer.body, type=ParkReport)
+    return _park_report_decoder.decode(answer.body)
 
 
 def _check(answer: Answer) -> None:
     if answer.status < 300:
         return
     try:
-        told = msgspec.json.decode(answer.body, type=_Refusal).error.message
+        told = _refusal_decoder.decode(answer.body).error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         told = ""
     kind: type[PenstockError] = Conflict if answer.status == 409 else EngineUnavailable

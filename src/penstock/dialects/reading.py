@@ -1,4 +1,4 @@
-"""From what a server answers to a snapshot of it: documents become numbers by name, and those a `ReplicaSnapshot`.
+"""Snapshots of a server from what it answers: documents become numbers by name, and those a `ReplicaSnapshot`.
 
 A number that is not there stays unknown. A document without the numbers that say how busy a server is is no reading at
 all: nothing is heard, the last snapshot grows old, and an old snapshot is never taken for an idle replica.
@@ -44,17 +44,20 @@ class _Cards(msgspec.Struct):
     data: list[_Card] = []
 
 
+_cards_decoder = msgspec.json.Decoder(_Cards)
+
+
 def adapters(body: bytes) -> frozenset[str]:
-    """Of an answer to /v1/models: what says of itself that it is based on another of them."""
+    """Returns the adapters in an answer to /v1/models: the cards that name another as the one they are based on."""
     try:
-        cards = msgspec.json.decode(body, type=_Cards).data
+        cards = _cards_decoder.decode(body).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return frozenset()
     return frozenset(card.id for card in cards if card.parent and card.id)
 
 
 def read(document: Document, body: bytes) -> dict[Signal, float]:
-    """What is in the answer of all that the table names."""
+    """Returns what is in the answer of all that the table names."""
     if document.series:
         found = exposition.read(body, document.series)
     else:
@@ -67,7 +70,7 @@ def read(document: Document, body: bytes) -> dict[Signal, float]:
 
 
 def missing(document: Document, values: Values) -> list[Signal]:
-    """Which of the numbers that say how busy it is should be there, and are not."""
+    """Returns which of the numbers that say how busy it is should be there, and are not."""
     return [signal for signal in _LOAD if signal in document.signals and signal not in values]
 
 
@@ -149,7 +152,7 @@ def prefill_rate(values: Values, before: Values) -> float | None:
 
 
 def _decode_rate(values: Values, before: Values, running: int) -> float | None:
-    """Of the whole batch: as fast as one sequence, times as many as run."""
+    """Returns the rate of the whole batch: as it says, or as fast as one sequence, times as many as run."""
     if rate := values.get(Signal.DECODE_RATE):
         return rate
     one = _ratio(values, before, Signal.DECODE_TOKENS, Signal.DECODE_SECONDS)
@@ -161,7 +164,7 @@ def _mean_prompt(values: Values, before: Values) -> float:
 
 
 def _ratio(values: Values, before: Values, amount: Signal, per: Signal) -> float | None:
-    """Of two totals: since `before`, or since the server's start where too little has happened since."""
+    """Returns the ratio of two totals: since `before`, or since the server's start where too little happened since."""
     if amount not in values or per not in values:
         return None
     amounts, pers = values[amount], values[per]

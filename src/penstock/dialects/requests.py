@@ -35,7 +35,7 @@ class Adapter(NamedTuple):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
-    """What the gateway adds to a request. The default adds nothing."""
+    """Options that the gateway adds to a request. The default adds nothing."""
 
     priority: Priority = Priority.NORMAL
     salt: Callable[[str], str] | None = None  # of the cache, by the client's own salt: different ones never share
@@ -53,7 +53,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 def needs_change(dialect: Dialect, options: RequestOptions) -> bool:
-    """Without opening the request."""
+    """Whether the request has to be changed, told without opening it."""
     return bool(
         dialect.renamed
         or dialect.dropped
@@ -117,7 +117,7 @@ def prepare(
 
 
 def priority_of(dialect: Dialect, priority: Priority) -> int | None:
-    """As its scheduler counts: some run the lower number first and some the higher. None: it knows no such thing."""
+    """Returns the priority as its scheduler counts: from low numbers or from high ones. None: it has no such thing."""
     field = dialect.priority
     if field is None:
         return None

@@ -1,4 +1,4 @@
-"""What a stream used, where its client did not ask to be told, or left before it was."""
+"""The usage of a stream whose client did not ask to be told, or left before it was."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StreamTally:
         self._end = b"\n"
 
     def append(self, data: bytes) -> None:
-        """As many as a read brought, cut anywhere."""
+        """Adds as many bytes as a read brought, cut anywhere."""
         if len(self.head) < _HEAD_BYTES:
             self.head += data[: _HEAD_BYTES - len(self.head)]
         data = self._end + data

@@ -282,7 +282,7 @@ async def _replicas(api: KubernetesApi, use: ClusterUse) -> AsyncIterator[Findin
 
 
 def _replica(pool: PodPool, url: str, secret: str) -> Finding:
-    """Asked at its pod's address, which may be of the cluster's own network."""
+    """Asks a replica at its pod's address, which may be of the cluster's own network."""
     parts = urlsplit(url)
     try:
         socket.create_connection((str(parts.hostname), parts.port or 80), _REACH_S).close()

@@ -1,4 +1,4 @@
-"""What a check found: one line for a person, and the same for a program."""
+"""Findings of a check: one line for a person, and the same for a program."""
 
 from __future__ import annotations
 

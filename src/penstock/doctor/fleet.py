@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import msgspec
-
 from penstock import __version__
 from penstock.api import relay
 from penstock.api.replica_report import decode
@@ -108,7 +106,7 @@ def _look(execute: Execute) -> tuple[int, dict[str, str]]:
 def fleets_seen(url: str) -> dict[str, float]:
     """Fleets that the store knows, and how many seconds ago a controller of each has written. What is wrong with the
     store itself, `store` says: then none is known."""
-    from penstock.tenancy.fleet import PoolStatus
+    from penstock.tenancy.fleet import pool_status_decoder
 
     path = _path_of(url)
     if not url or (path is not None and not path.exists()):
@@ -120,7 +118,7 @@ def fleets_seen(url: str) -> dict[str, float]:
         return {}
     seen: dict[str, float] = {}
     for (document,) in rows:
-        pool = msgspec.json.decode(document, type=PoolStatus)
+        pool = pool_status_decoder.decode(document)
         seen[pool.fleet] = min(time.time() - pool.at, seen.get(pool.fleet, math.inf))
     return seen
 
@@ -146,7 +144,7 @@ def _path_of(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def _reading(url: str) -> Iterator[Execute]:
-    """Read-only: to look must not make a file, nor write to one."""
+    """Opens the store read-only: to look must not make a file, nor write to one."""
     from penstock.tenancy.store import open_database
 
     if (path := _path_of(url)) is None:

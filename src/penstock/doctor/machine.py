@@ -65,7 +65,7 @@ def disk() -> Iterator[Finding]:
 
 
 def device(settings: EngineSettings) -> Iterator[Finding]:
-    """Where a model would run."""
+    """Yields where a model would run."""
     if find_spec("torch") is None:
         yield fail("device", "torch is not installed: no model can be served", "pip install 'penstock[engine]'")
         return
@@ -148,7 +148,7 @@ def model(spec: str, settings: EngineSettings) -> Iterator[Finding]:
 def parallelism(
     config: ModelConfig, settings: EngineSettings, visible: VisibleGpus, groups: StoredGroups | None = None
 ) -> Iterator[Finding]:
-    """Over how many ranks it would be served, as `penstock serve` would choose."""
+    """Yields over how many ranks it would be served, as `penstock serve` would choose."""
     try:
         needs = needs_of(settings, config, has_fp8=all(gpu.has_fp8 for gpu in visible.gpus), groups=groups)
         choice = choice_of(settings, needs, visible)

@@ -1,4 +1,4 @@
-"""What requests have cost so far, by what the engine says of every step: seconds of the device, and block-seconds.
+"""Costs of requests so far, by what the engine says of every step: seconds of the device, and block-seconds.
 
 A `Meter` runs for a group of requests that somebody pays for together. The engine may still work for a request that has
 ended, since steps are under way when it is told, so a request stays known here for a while.

@@ -1,8 +1,8 @@
-"""What an engine's cache holds, as far as the engine has said: routing hashes, where each is, and how it came to be.
+"""Contents of an engine's cache, as far as the engine has said: routing hashes, where each is, and how it came to be.
 
 Every change has a number, so that a reader who knows the contents as they were at one number is told the difference.
-The history is kept only while it is shorter than the contents themselves: who asks for more is better off with those.
-Each life of the engine's process is a history of its own, with its own name.
+The history is kept only while it is shorter than the contents themselves: a reader who asks for more is better off with
+those. Each life of the engine's process is a history of its own, with its own name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CacheContents:
             self._history_size -= self._history.popleft().size
 
     def since(self, seq: int) -> Difference | None:
-        """What changed after the change `seq`, each hash once; None: that is too long ago."""
+        """Difference since the change `seq`, each hash once; None: that is too long ago."""
         missed = self.seq - seq
         if not 0 <= missed <= len(self._history):
             return None

@@ -15,7 +15,6 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.core.clock import Clock
@@ -51,6 +50,7 @@ from penstock.engine.messages import (
     Submit,
     ToEngine,
     Wake,
+    from_engine_decoder,
 )
 from penstock.engine.rank_meters import RankMeters
 from penstock.engine.speed import StepSpeed
@@ -178,7 +178,7 @@ class EngineClient:
 
     @property
     def queued_tokens(self) -> int:
-        """To be computed before the sequences that are here can generate; what the engine has not read yet included."""
+        """Tokens to compute before the sequences that are here can generate, what the engine has not read included."""
         measured = self.measured
         return measured.load.queued_tokens + self._sent_tokens - measured.totals.received_tokens
 
@@ -263,11 +263,11 @@ class EngineClient:
                 await self._process.wait()
 
     async def _read_mail(self, reader: asyncio.StreamReader) -> None:
-        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(FromEngine)
+        frames = FrameReader()
         with contextlib.suppress(ConnectionResetError):
             while data := await reader.read(1 << 20):
                 for payload in frames.feed(data):
-                    self._receive(decoder.decode(payload))
+                    self._receive(from_engine_decoder.decode(payload))
 
     def _bury(self) -> None:
         """Nothing runs any more: tell everybody who waits, and whoever counts."""
@@ -287,7 +287,7 @@ class EngineClient:
 
     @property
     def rank_figures(self) -> tuple[RankFigures, ...]:
-        """How each rank of the model stands; none: there is one."""
+        """Figures of each rank of the model; none: there is one rank."""
         info = self.info
         return self.ranks.figures(info.rank_reads, info.read_bytes_per_s) if info is not None else ()
 

@@ -1,6 +1,6 @@
 """Texts that wait for their vectors or scores: batched by tokens, across requests, in the order they came.
 
-It knows what a text weighs and who asked for it. What makes the numbers is the runner's, behind `Embedder`.
+It knows what a text weighs and who asked for it. The runner makes the numbers, behind `Embedder`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Embedder(Protocol):
         """A vector for each, float32 of length one."""
 
     def score(self, texts: Sequence[Sequence[int]], scored: Sequence[int]) -> list[float]:
-        """For each the mean log probability of so many of its last tokens."""
+        """Mean log probability of the last `scored` tokens of each text."""
 
     def token_logprobs(self, texts: Sequence[Sequence[int]], num_top: int) -> list[bytes]:
-        """For each the log probabilities of its tokens: see `core.token_logprobs`."""
+        """Log probabilities of each text's tokens: see `core.token_logprobs`."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class EmbedBatch(NamedTuple):
 
 class EmbedQueue:
     def __init__(self, embedder: Embedder | None, *, num_devices: int = 1) -> None:
-        """Without an embedder everything is refused. `num_devices`: those that work on every batch."""
+        """`embedder`: None refuses everything. `num_devices`: those that work on every batch."""
         self._num_devices = num_devices
         self._embedder = embedder
         self._waiting: deque[_Waiting] = deque()

@@ -17,7 +17,7 @@ class EmbeddingCalls:
         self.num_texts = 0  # that the engine has
 
     async def __call__(self, message: Embed) -> Embedded:
-        """The answer, whole. Whoever stops waiting for it ends the work."""
+        """The answer, whole. A caller that stops waiting for it ends the work."""
         self._check_ready()
         waiting = self._waiting[message.request_id] = asyncio.get_running_loop().create_future()
         self.num_texts += len(message.texts)

@@ -193,7 +193,7 @@ class Engine:
             self.scheduler.set_aside(sequence)
 
     def _refusal_of(self, request: Request) -> str | None:
-        """Why the images of a request cannot be taken; None: they can."""
+        """Reason why the images of a request cannot be taken; None: they can."""
         room = self.scheduler.images.max_tokens
         if self._vision is None or not room:
             return "this engine takes no images"
@@ -310,14 +310,14 @@ class Engine:
 
     @property
     def may_launch(self) -> bool:
-        """Whether a step may go out now. Behind one that is unread it may where the device allows it and no sequence
-        guesses what comes after its own."""
+        """Whether a step may go out now. It may go behind an unread one if the device allows it and no sequence guesses
+        what comes after its own."""
         if not self.in_flight:
             return True
         return len(self.in_flight) < self.max_in_flight and self._goes_ahead(self.in_flight[0])
 
     def _goes_ahead(self, previous: Step) -> bool:
-        """Those who have drafts in flight cannot, and others had better stay with them."""
+        """Whether a step may go ahead: those with drafts in flight cannot, and others had better stay with them."""
         if self._speculation is None:
             return True
         if any(planned.ahead for planned in previous.plan.slices):

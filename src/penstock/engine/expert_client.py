@@ -29,7 +29,7 @@ class ExpertClient:
 
     @property
     def load(self) -> ExpertLoad | None:
-        """Since the engine's start, as it last said; None: it is no mixture, or has said nothing yet."""
+        """Load since the engine's start, as it last said; None: it is no mixture, or has said nothing yet."""
         return self._readings[-1] if self._readings else None
 
     @property
@@ -45,7 +45,7 @@ class ExpertClient:
         return self._rank_imbalance
 
     async def rebalance(self) -> RebalanceAnswer:
-        """Place the experts anew on all ranks, while requests go on. Whoever asked may go away: it is done all the
+        """Place the experts anew on all ranks, while requests go on. The caller may go away: it is done all the
         same."""
         self._check_ready()
         if self._asked is not None and not self._asked.done():

@@ -46,7 +46,7 @@ def fake_token(context: Sequence[int], vocab_size: int, *, seed: int = 0) -> int
 
 
 def adapter_seed(adapter: str) -> int:
-    """What an adapter makes of the fake model: another one."""
+    """Seed by which an adapter makes another model of the fake one."""
     return crc32(adapter.encode()) if adapter else 0
 
 
@@ -139,7 +139,7 @@ class FakeRunner:
         self._states[planned.state_slot] = state + tokens
 
     def _choose_all(self, context: list[int], planned: Slice) -> Sampled:
-        """What follows the sequence's own tokens, and what follows each draft as long as they hold."""
+        """Tokens after the sequence's own, and after each draft as long as they hold."""
         assert planned.sample is not None
         adapter = self._adapters[planned.slot] if planned.slot is not None else ""
         seed = adapter_seed(adapter) + _seed(planned.sample)
@@ -181,7 +181,7 @@ class FakeRunner:
 
 
 class _Read(NamedTuple):
-    """How far the model has read a sequence."""
+    """Progress of the model in reading a sequence."""
 
     context: list[int]
     seed: int
@@ -197,7 +197,7 @@ def _seed(spec: SampleSpec) -> int:
 
 
 def nearest(token_id: int, mask: bytes) -> int:
-    """Of those that may come: the first from `token_id` on, or the first of all."""
+    """Token that may come: the first from `token_id` on, or else the first of all."""
     bits = int.from_bytes(mask, "little")
     above = bits >> token_id
     return token_id + _lowest(above) if above else _lowest(bits)

@@ -12,7 +12,7 @@ DIMENSIONS = 8
 
 
 def fake_vector(text: Sequence[int]) -> list[float]:
-    """Of length one; texts of the same tokens, in whatever order, have the same."""
+    """Vector of length one; texts of the same tokens, in whatever order, have the same."""
     counts = [1.0 + sum(token_id % DIMENSIONS == i for token_id in text) for i in range(DIMENSIONS)]
     length = math.hypot(*counts)
     return [count / length for count in counts]

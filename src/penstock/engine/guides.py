@@ -1,7 +1,7 @@
 """Guides in the engine's process: a matcher for every guided sequence, made and asked in threads of their own.
 
-Whatever goes wrong with a guide ends the answer that is kept to it and nothing else, and it is the fault of the request
-that brought it. Nothing that a matcher does is let out of here.
+An error of a guide ends the answer that is kept to it and nothing else, and it is the fault of the request that brought
+it. No error of a matcher gets out of here.
 
 The loop only ever tells a matcher a token, which takes microseconds. A matcher is made from a guide that was found to
 be good before it came here, but not in the loop's time; masks are made while the device computes. A guide that was
@@ -53,20 +53,20 @@ class Guides:
         self._slow = ThreadPoolExecutor(max(1, num_cores // 8), "slow-masks", initializer=_be_kind)
 
     def open(self, request: Request) -> LiveGuide | ReasoningGuide:
-        """What keeps a request to its guide, and its thoughts to their budget. It is not ready yet."""
+        """Guide that keeps a request to its rule, and its thoughts to their budget. It is not ready yet."""
         return LiveGuide(self, request) if request.thinking is None else ReasoningGuide(self, request)
 
     def open_answer(self, request: Request, num_before: int, text: bytes) -> LiveGuide:
-        """Of a request whose thoughts took so many tokens so far; this text was in the last one."""
+        """Guide of a request whose thoughts took `num_before` tokens so far; `text` was in the last one."""
         return LiveGuide(self, request, num_before, text)
 
     def wait(self, timeout_s: float) -> None:
-        """Until a guide may have become ready."""
+        """Waits until a guide may have become ready."""
         self._news.wait(timeout_s)
         self._news.clear()
 
     def matcher(self, guide: Guide, tenant: str) -> Matcher:
-        """A fresh one. For the making thread alone. Nobody can tell by the time it takes what another tenant sends."""
+        """A fresh matcher, for the making thread alone. The time it takes tells nobody what another tenant sends."""
         key = tenant, guide
         kept = self._kept.get(key)
         if kept is None:
@@ -104,7 +104,7 @@ class Guides:
         return self.wait_for(live.mask)
 
     def wait_for(self, made: Future[Made]) -> Made:
-        """In the loop's time, which is counted."""
+        """Result of a future, waited for in the loop's time, which is counted."""
         if made.done():
             return made.result()
         started_s = time.perf_counter()
@@ -121,7 +121,7 @@ class Guides:
         self._news.set()
 
     def token_bytes(self) -> Callable[[int], bytes]:
-        """For the making thread: the first call reads the vocabulary."""
+        """Bytes of a token by its id, for the making thread: the first call reads the vocabulary."""
         return self._vocabulary.words.tokens.__getitem__
 
     def token_ids(self, text: bytes) -> list[int]:
@@ -150,10 +150,10 @@ class Guides:
 
 
 class LiveGuide:
-    """One sequence's. The loop's thread and another take turns: a mask is there before a token is chosen by it.
+    """Guide of one sequence. The loop's thread and another take turns: a mask is there before a token is chosen by it.
 
-    What is forced is told to the loop at once where that is quick and nobody wants the tokens scored. Else it is forced
-    one by one, by masks of one token, so that the answer is the same.
+    Forced tokens are told to the loop at once where that is quick and nobody wants them scored. Otherwise they are
+    forced one by one, by masks of one token, so that the answer is the same.
     """
 
     def __init__(self, guides: Guides, request: Request, num_before: int = 0, text: bytes = b"") -> None:
@@ -237,7 +237,7 @@ class LiveGuide:
         return Follow([])
 
     def ahead_from(self, text: bytes, drafts: Sequence[int]) -> list[Mask]:
-        """Of the place where it begins, after this text, and of those after drafts."""
+        """Masks of the place where it begins, after this text, and of those after drafts."""
         if not text:
             return [self, *(self.ahead(drafts) if drafts else ())]
         masks = self._masks_from(text, drafts)
@@ -258,7 +258,7 @@ class LiveGuide:
         return found
 
     def _jump(self, matcher: Matcher) -> list[int]:
-        """Over all that is forced from here."""
+        """Takes all tokens that are forced from here, and returns them."""
         started_s = time.thread_time()
         found: list[int] = []
         forced, self._coming = self._coming, []
@@ -271,7 +271,7 @@ class LiveGuide:
         return found
 
     def _coming_after(self, token_id: int) -> list[int]:
-        """As it was when masks were made for drafts, if it is one of them: it is to be the same list."""
+        """Forced tokens after this one: the same list as when masks were made for drafts, if it is one of them."""
         if self._foreseen and self._foreseen[0][0] == token_id:
             return self._foreseen.pop(0)[1]
         self._foreseen = []
@@ -332,8 +332,8 @@ class LiveGuide:
         return matcher.mask(self._request.stop_token_ids if is_early else ())
 
     def look(self, drafts: Sequence[int]) -> list[bytes]:
-        """A mask for the place after each draft, as it will be once the draft is taken. After one that cannot come,
-        or that ends the answer, nobody asks what may follow. Never fails either."""
+        """A mask for the place after each draft, as it will be once the draft is taken. No mask is asked for after a
+        draft that cannot come, or that ends the answer. Never fails either."""
         self.mask.result()  # whoever makes it has its turn first
         masks: list[bytes] = []
         self._foreseen = []
@@ -355,7 +355,7 @@ class LiveGuide:
 
 
 class MaskAhead(NamedTuple):
-    """Of the place after one of the drafts."""
+    """Mask of the place after one of the drafts."""
 
     guides: Guides
     masks: Future[list[bytes]]
@@ -375,6 +375,6 @@ def _make_all(part: list[LiveGuide]) -> None:
 
 
 def _be_kind() -> None:
-    """To all other threads of the machine; where threads have no such thing, nothing happens."""
+    """Gives way to all other threads of the machine; where threads have no such thing, nothing happens."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _KIND)

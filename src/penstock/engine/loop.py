@@ -86,8 +86,8 @@ class EngineLoop:
         """Hand messages to their engines; wait for some where no engine has work. False: it is time to stop."""
         engines = self._engines.values()
         for engine in engines:
-            # What just ended may let requests go that waited for their adapter, or was the last before a park; and KV
-            # blocks of other engines may have come.
+            # A request that just ended may let others go that waited for their adapter, or was the last before a park;
+            # and KV blocks of other engines may have come.
             if engine.lora is not None or engine.wants_park or engine.transfer is not None:
                 self._hand(engine, [])
         is_idle = all(engine.is_idle for engine in engines)
@@ -136,8 +136,8 @@ class EngineLoop:
     # -- steps
 
     def _advance(self, engine: Engine) -> None:
-        """Launch a step, and read the oldest: first where it must be, else while the new one runs. Of a pipeline as
-        many are launched as it has stages before the first is read."""
+        """Launch a step, and read the oldest: first where it must be, else while the new one runs. A pipeline has as
+        many launched as it has stages before the first is read."""
         now = self._clock.now()
         if not engine.may_launch:
             self._read(engine)

@@ -38,7 +38,7 @@ class AdapterWeights(Protocol):
     def keep(self, adapter: Any) -> None: ...
 
     def forget(self, digest: str) -> None:
-        """Out of host memory."""
+        """Drops it from host memory."""
 
     def clear(self, slot: int) -> None:
         """Off the device."""

@@ -47,15 +47,15 @@ class LoraClient:
         return self._before.reads + self._state.reads
 
     async def load(self, digest: str, path: str, *, pinned: bool = False) -> None:
-        """Until the engine has it; from then on every process of the engine will. Raises if it cannot have it."""
+        """Waits until the engine has it; from then on all its processes will. Raises if it cannot have it."""
         await self._ask(LoadAdapter(digest, path, pinned))
 
     async def unload(self, digest: str) -> None:
-        """Until nobody runs with it any more."""
+        """Waits until nobody runs with it any more."""
         await self._ask(UnloadAdapter(digest))
 
     async def _ask(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Whoever asked may go away; the answer is waited for all the same, or it would be taken for another's."""
+        """The caller may go away; the answer is waited for all the same, or it would be taken for another's."""
         asking = asyncio.ensure_future(self._exchange(message))
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to be told
         await asyncio.shield(asking)

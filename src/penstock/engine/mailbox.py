@@ -13,7 +13,7 @@ import threading
 
 import msgspec
 
-from penstock.engine.messages import FromEngine, ToEngine
+from penstock.engine.messages import FromEngine, ToEngine, to_engine_decoder
 
 _LENGTH = struct.Struct("<I")
 _SOCKET_BUFFER_BYTES = 4 << 20  # room for many steps' reports, so that a busy server does not hold the device up
@@ -64,7 +64,6 @@ class Mailbox:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._socket = sock
         self._reader = FrameReader()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._others: list[int] = []
         self._sending = threading.Lock()  # last words may come from a thread that watches
 
@@ -87,7 +86,7 @@ class Mailbox:
                 raise Disconnected from None
             if not data:
                 raise Disconnected
-            messages += map(self._decoder.decode, self._reader.feed(data))
+            messages += map(to_engine_decoder.decode, self._reader.feed(data))
             num_bytes += len(data)
             if num_bytes >= _AT_A_TIME_BYTES and (messages or not wait):
                 return messages

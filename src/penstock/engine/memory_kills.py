@@ -1,4 +1,4 @@
-"""How often the kernel has killed a process here for its memory: of this process's control group, or of the machine."""
+"""Count of the kernel's kills of processes here for their memory: in this control group, or on the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
 def count_memory_kills(counters: tuple[Path, ...] = _COUNTERS) -> int:
-    """Since whenever; 0 where the kernel does not say. Only a difference means anything."""
+    """Number of kills since some start; 0 where the kernel does not say. Only a difference means anything."""
     for counter in counters:
         try:
             lines = counter.read_text().splitlines()

@@ -73,16 +73,17 @@ class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave the loop now. What still runs is dropped: draining is the server's part."""
+    """Leave the loop now. Requests that still run are dropped: draining is the server's part."""
 
 
 ToEngine = Submit | Abort | Embed | LoadAdapter | UnloadAdapter | Park | Wake | RebalanceExperts | Stop
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
 # -- engine to server
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the engine resolved its settings to: printed at start, shown by the server."""
+    """Settings as the engine resolved them: printed at start, shown by the server."""
 
     device: str
     number_format: str
@@ -123,7 +124,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Where start-up is."""
+    """Progress of the start-up."""
 
     phase: str
     done: int = 0
@@ -163,7 +164,7 @@ class CacheChanges(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a step cost a request, where that is not one decode's share: see `sched.cost`."""
+    """Cost of a step for a request, where that is not one decode's share: see `sched.cost`."""
 
     request_id: str
     device_s: float
@@ -182,7 +183,7 @@ class StepReport(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
-    """To a load or an unload."""
+    """Answer to a load or an unload."""
 
     digest: str
     code: str = ""  # of the error, if it could not be done
@@ -191,7 +192,7 @@ class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterState(msgspec.Struct, frozen=True, tag=True):
-    """Where adapters are, by digest. Counters run from the engine's start."""
+    """Places of adapters, by digest. Counters run from the engine's start."""
 
     device: list[str] = []
     host: list[str] = []
@@ -201,7 +202,7 @@ class AdapterState(msgspec.Struct, frozen=True, tag=True):
 
 
 class ParkAnswer(msgspec.Struct, frozen=True, tag=True):
-    """To a park or a wake."""
+    """Answer to a park or a wake."""
 
     is_parked: bool
     change: MemoryChange = MemoryChange()
@@ -221,8 +222,8 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RebalanceAnswer(msgspec.Struct, frozen=True, tag=True):
-    """To a rebalancing. Imbalance is the busiest rank's tokens by the mean of all, of the tokens that it was planned
-    for."""
+    """Answer to a rebalancing. Imbalance is the busiest rank's tokens by the mean of all, of the tokens that it was
+    planned for."""
 
     num_layers: int = 0  # whose experts were moved
     before: float = 1.0
@@ -240,7 +241,7 @@ class ExpertState(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankState(msgspec.Struct, frozen=True, tag=True):
-    """How one rank of the model stands, every few seconds, where there are several."""
+    """Reading of one rank of the model, every few seconds, where there are several."""
 
     reading: RankReading
     model: str = ""
@@ -259,3 +260,4 @@ FromEngine = (
     | ParkAnswer
     | RebalanceAnswer
 )
+from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

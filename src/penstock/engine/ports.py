@@ -12,7 +12,7 @@ from penstock.sched.guiding import TokenGuide
 
 
 class MailboxPort(Protocol):
-    """How requests come in and news go out: a socket's mailbox, or anything like it."""
+    """Port by which requests come in and news go out: a socket's mailbox, or anything like it."""
 
     def receive(self, *, wait: bool) -> list[ToEngine]: ...
 
@@ -20,11 +20,11 @@ class MailboxPort(Protocol):
 
 
 class Guides(Protocol):
-    """Where guided requests get what keeps them to their guides."""
+    """Guides of guided requests, which keep them to their rules."""
 
     @property
     def waited_s(self) -> float:
-        """By the loop, for masks."""
+        """Seconds that the loop has waited for masks."""
 
     def open(self, request: Request) -> TokenGuide: ...
 
@@ -32,7 +32,7 @@ class Guides(Protocol):
         """Begin with the masks that the last tokens call for."""
 
     def wait(self, timeout_s: float) -> None:
-        """Until one of them may have become ready."""
+        """Waits until one of them may have become ready."""
 
 
 class DeviceMemory(Protocol):

@@ -1,6 +1,6 @@
 """Figures of a model's ranks, from what they say of themselves every few seconds and what the engine says of its steps.
 
-A rank counts its steps and their time. How many tokens of context a step reads on average is the engine's to say.
+A rank counts its steps and their time. The engine says how many tokens of context a step reads on average.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reasoning before an answer, token by token: it is kept to a budget, and the answer's guide begins after them.
 
-While a model thinks any token may come. Thoughts whose budget is used up are ended by force: the mark that ends them is
-put in, as a guide's forced tokens are. What ends an answer is barred from thoughts that a guided answer has to follow.
+Any token may come while a model thinks. Thoughts whose budget is used up are ended by force: the mark that ends them is
+put in, as a guide's forced tokens are. An answer's end is barred from thoughts that a guided answer has to follow.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger("penstock.engine")
 
 
 class ReasoningPath:
-    """Where an answer stands before its guide begins, and which tokens must come next. It knows no guide; without one
-    thoughts may begin again, as in formats whose messages have channels."""
+    """Progress of an answer before its guide begins, and the tokens that must come next. It knows no guide; thoughts of
+    an answer without one may begin again, as in formats whose messages have channels."""
 
     def __init__(self, request: Request, tracker: ReasoningTracker) -> None:
         assert request.thinking is not None
@@ -174,7 +174,7 @@ class ReasoningGuide:
     # -- the making thread's
 
     def begin(self) -> None:
-        """With what was generated elsewhere. Never fails: whoever waits for it waits for others too."""
+        """Begins with what was generated elsewhere. Never fails: a thread that waits for it waits for others too."""
         try:
             self._begin()
         except Exception as error:

@@ -27,7 +27,7 @@ class ExpertRanks(Protocol):
     def load(self) -> ExpertLoad: ...
 
     def place(self, layer: int, placement: ExpertPlacement) -> None:
-        """On all ranks, before the next step."""
+        """Places the layer's experts on all ranks, before the next step."""
 
 
 class Rebalancing:

@@ -1,4 +1,4 @@
-"""How fast an engine is, from what it reports: prompt tokens per second, and the time of a step that only decodes."""
+"""Speed of an engine, from what it reports: prompt tokens per second, and the time of a step that only decodes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ HEADER = ",".join((*StepShape._fields, "seconds"))
 
 
 class StepLimits(msgspec.Struct, frozen=True):
-    """What the engine was set to: the log's first line."""
+    """Limits that the engine was set to: the log's first line."""
 
     kv_tokens: int
     block_tokens: int

@@ -1,4 +1,4 @@
-"""What a reader holds of its requests in the engine. It is ownership: closing it, for whatever reason, ends them."""
+"""A reader's hold on its requests in the engine. It is ownership: closing it, for whatever reason, ends them."""
 
 from __future__ import annotations
 

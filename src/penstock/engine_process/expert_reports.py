@@ -16,7 +16,7 @@ EVERY_S = 2.0
 
 
 def report_experts(experts: ExpertRanks, send: Callable[[ExpertState], None]) -> None:
-    """Until the server is gone."""
+    """Starts a thread that reports the experts' load until the server is gone."""
 
     def run() -> None:
         last = ExpertLoad()

@@ -1,4 +1,4 @@
-"""What follows from a model on a device: by which weights its steps are split, and how many bytes each must read."""
+"""Facts of a model on a device: by which weights its steps are split, and how many bytes each must read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLOPS_PER_BYTE = {"cuda": 173.0, "cpu": 12.0}
 
 
 def work_of(config: ModelConfig, device: str, kv_token_bytes: int, peaks: Peaks | None) -> Work:
-    """In operations; what is read counts as the operations that could have been done meanwhile."""
+    """Prices of a step's parts in operations; a read counts as the operations that could have been done meanwhile."""
     model = ModelBytes(config)
     flops_per_byte = _FLOPS_PER_BYTE["cuda" if device.startswith("cuda") else "cpu"]
     if peaks is not None:

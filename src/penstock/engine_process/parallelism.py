@@ -16,8 +16,7 @@ from penstock.observe.gpu.topology import visible_gpus
 def with_parallelism(
     settings: EngineSettings, checkpoint: Checkpoint, draft: Checkpoint | None = None
 ) -> tuple[EngineSettings, Choice]:
-    """Settings in which `tp`, `pp`, `ep` and `sp` say what was chosen. Where there is one rank they are left as they
-    are."""
+    """Settings in which `tp`, `pp`, `ep` and `sp` say what was chosen. Settings of one rank are left as they are."""
     import torch
 
     visible, num_nodes = VisibleGpus(), settings.nnodes or 1

@@ -1,4 +1,4 @@
-"""How long each phase of a start took: seconds on the clock, and of processor time of the process and its threads."""
+"""Durations of a start's phases: seconds on the clock, and of processor time of the process and its threads."""
 
 from __future__ import annotations
 

@@ -13,19 +13,22 @@ import sys
 
 import msgspec
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import PenstockError
 from penstock.core.model_config import ModelConfig
 from penstock.core.ranks import RankLost
 from penstock.link.parent_death import end_with_parent
-from penstock.runner.ranks.messages import FailedToStart, Lost, RankSpec, ToFollower
+from penstock.runner.ranks.messages import FailedToStart, Lost, RankSpec, to_follower_decoder
 
 log = logging.getLogger("penstock.runner")
 
 _BEATS = 6  # signs of life in the time after which it would be given up
+_rank_spec_decoder = msgspec.json.Decoder(RankSpec)
 
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.argv[1], type=RankSpec)
+    write_stacks_on_crash()
+    spec = _rank_spec_decoder.decode(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s (rank {spec.rank}): %(message)s")
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the leader decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)
@@ -38,7 +41,7 @@ def main() -> None:
     from penstock.runner.ranks.follower import FollowerGroup
     from penstock.runner.ranks.join import join, store_at
 
-    connection = Connection(socket.socket(fileno=spec.control), ToFollower)
+    connection = Connection(socket.socket(fileno=spec.control), to_follower_decoder)
     try:
         checkpoint: Checkpoint
         if isinstance(spec.model, ModelConfig):

@@ -41,6 +41,7 @@ from penstock.link.forking import (
 from penstock.link.parent_death import named_parent
 
 log = logging.getLogger("penstock")
+_ended_decoder = msgspec.json.Decoder(Ended)
 
 
 class ChildProcess(Protocol):
@@ -90,7 +91,7 @@ class ForkedProcess:
             await _readable(connection)
             packet = connection.recv(MAX_PACKET)
             if packet:
-                self.returncode = msgspec.json.decode(packet, type=Ended).status
+                self.returncode = _ended_decoder.decode(packet).status
             else:  # the template has died, and its process goes on
                 await _readable(self._pidfd)
                 self.returncode = UNKNOWN_STATUS

@@ -1,4 +1,4 @@
-"""What an engine drafts with, by its settings: a lookup in the text, a second model, or nothing."""
+"""Speculative decoding of an engine by its settings: drafts from a lookup in the text, a second model, or nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def draft_checkpoint(
     checkpoint: Checkpoint, source: TokenizerFiles | TokenizerMetadata, settings: EngineSettings
 ) -> Checkpoint | None:
-    """Of the model to draft with, if one is named. The checkpoint and the tokenizer are the large model's."""
+    """Checkpoint to draft with, if one is named. The checkpoint and the tokenizer given are the large model's."""
     if settings.draft is None:
         return None
     from penstock.hub.resolve import describe, resolve
@@ -36,7 +36,7 @@ def draft_checkpoint(
 
 
 def make_speculation(settings: EngineSettings, assembly: Assembly, cache: KVCache) -> tuple[Speculation | None, str]:
-    """And what to call it."""
+    """Speculation by the settings, and what to call it."""
     overlaps = assembly.runner.overlaps
     kind = kind_of(settings, overlaps=overlaps)
     if kind == "off":

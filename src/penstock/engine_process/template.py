@@ -4,7 +4,7 @@
 
 An import of torch takes longer than the rest of a start. A fork shares it, in time and in memory. A fork copies one
 thread only, so the template has no other, and has touched neither CUDA nor OpenMP nor an event loop: `check_is_clean`
-says so before the first fork, and a template that is not clean ends. On Linux only.
+says so before the first fork, and a template that is not clean ends. It works on Linux only.
 
 FD is a listening Unix socket of packets. A connection is one process that is started, and has three packets:
 
@@ -35,6 +35,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.link.forking import MAX_PACKET, Ended, Refused, Spawn, Spawned
 from penstock.link.parent_death import end_with_named_parent
 
@@ -46,6 +47,7 @@ _READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "OPENBLAS_", "ATEN_", "TORCH", "PYTORCH_", "TRITON_"),
 )
 _READ_LATER = ("TORCHINDUCTOR_CACHE_DIR",)  # torch sets it itself, in a process that uses its compiler
+_spawn_decoder = msgspec.json.Decoder(Spawn)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Template:
         received: list[int] = []
         try:
             packet, received, _, _ = socket.recv_fds(connection, MAX_PACKET, _MAX_DESCRIPTORS)
-            request = msgspec.json.decode(packet, type=Spawn)
+            request = _spawn_decoder.decode(packet)
             if reason := self._obstacle(connection, request, received):
                 _tell(connection, Refused(reason))
             elif pid := os.fork():
@@ -134,7 +136,7 @@ class Template:
         return f"{min(other)} is read when libraries are loaded, and differs from the template's" if other else None
 
     def _as_job(self, request: Spawn, received: list[int], connection: socket.socket) -> Job:
-        """In the new process: without what is the template's."""
+        """Job in the new process, without what is the template's."""
         self._listener.close()
         connection.close()
         for pidfd, (_, other) in self._running.items():
@@ -218,6 +220,7 @@ def _end_with(lifeline: int, last_signal: int) -> None:
 
 
 def main() -> None:
+    write_stacks_on_crash()
     end_with_named_parent()
     descriptor, *modules = sys.argv[1:]
     environment = dict(os.environ)

@@ -31,7 +31,7 @@ from penstock.fleet.replica_client import ReplicaClient
 from penstock.fleet.residency.shared_device import Seen, SharedDevice, without_wish
 from penstock.fleet.rollout_sizing import RolloutSizing
 from penstock.fleet.settings import FleetSettings, PoolSettings
-from penstock.observe.background import outliving
+from penstock.observe.background import count_error, outliving
 from penstock.rollout.runner import RolloutRunner
 from penstock.tenancy.fleet import FleetReplica, ModelOrder, PoolDemand, PoolStatus
 from penstock.tenancy.lease import LeaseKeeper
@@ -89,7 +89,7 @@ class Controller:
         self._reports: dict[str, ReplicaReport] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled. A controller that is not the leader waits for its turn. Raises PoolTaken."""
+        """Runs until it is cancelled. A controller that is not the leader waits for its turn. Raises PoolTaken."""
         taken: PoolTaken | None = None
         try:
             while True:
@@ -176,7 +176,7 @@ class Controller:
             await asyncio.to_thread(self._recorder.begin_orders, self._device.first_orders())
 
     async def step(self) -> None:
-        """One round. Raises LeaseLost or StoreUnavailable, and has then begun nothing."""
+        """One round. Raises LeaseLost or StoreUnavailable, and has then begun nothing that is not written down."""
         demand = await self._observe()
         now, orphans = self._clock(), self._orphans()
         self._adopt(now)
@@ -192,7 +192,6 @@ class Controller:
         commands |= self._advance(now)  # what was decided begins in the same round
         await asyncio.to_thread(self._recorder.write, self._rows, rounds, now, ended)
         self._sizing.took({one.pool.name: one.decision.wanted for one in rounds}, self._rows.values())
-        self._sizing.follow(await asyncio.to_thread(self._rollouts.step))
         for replica_id, command in commands.items():
             if replica_id in self._rows:
                 self._commands.give(self._rows[replica_id], command)
@@ -206,6 +205,16 @@ class Controller:
         if isinstance(self._driver, NotingDriver):
             self._driver.note({row.id: self._note(row) for row in self._rows.values()})
         self._on_change([one.status for one in rounds])
+        await self._run_rollouts()  # no replica waits for it
+
+    async def _run_rollouts(self) -> None:
+        """Pools keep the targets that they have where something goes wrong that nobody expected."""
+        try:
+            self._sizing.follow(await asyncio.to_thread(self._rollouts.step))
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as error:
+            count_error("fleet controller", error)
 
     # -- observe
 
@@ -310,7 +319,7 @@ class Controller:
         )
 
     def _decide_together(self, device: SharedDevice, demand: Sequence[PoolDemand], now: float) -> list[Round]:
-        """For pools that share a device."""
+        """Returns the rounds of pools that share a device."""
         self._observe_demand(demand, now)
         parkable = frozenset(name for name, report in self._reports.items() if report.can_park)
         seen = {

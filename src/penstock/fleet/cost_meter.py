@@ -15,9 +15,12 @@ class Metered(NamedTuple):
     costs: dict[str, float]
 
 
+_metered_decoder = msgspec.json.Decoder(tuple[float | None, Metered])
+
+
 class CostMeter:
-    """Between two rounds a replica is in the state that the later one finds it in. The time without a controller is
-    paid for too: the next one goes on from when the last one looked."""
+    """A meter of what replicas cost. Between two rounds a replica is in the state that the later one finds it in. The
+    time without a controller is paid for too: the next one goes on from when the last one looked."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -41,4 +44,4 @@ class CostMeter:
         return msgspec.json.encode((self._at, self._metered)).decode()
 
     def restore(self, document: str) -> None:
-        self._at, self._metered = msgspec.json.decode(document, type=tuple[float | None, Metered])
+        self._at, self._metered = _metered_decoder.decode(document)

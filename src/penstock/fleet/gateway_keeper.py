@@ -36,7 +36,7 @@ class GatewayKeeper:
         return self._process.log_path
 
     async def run(self, is_leader: Callable[[], bool]) -> None:
-        """Until it is cancelled; the gateway goes on. Of several controllers the leader looks after it."""
+        """Runs until it is cancelled; the gateway goes on. Of several controllers the leader looks after it."""
         wait_s = _FIRST_WAIT_S
         while True:
             if is_leader() and not self._process.is_running:

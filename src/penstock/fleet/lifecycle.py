@@ -91,7 +91,7 @@ def advance(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float)
 
 
 def _lost(row: FleetReplica, facts: Facts, settings: PoolSettings, now: float) -> str:
-    """Why the replica cannot be used any more; empty: it can."""
+    """Returns why the replica cannot be used any more; empty: it can."""
     if facts.listed is not None and facts.listed.failure and not facts.listed.is_refused:
         return "it has ended, as was announced" if row.deadline is not None else facts.listed.failure
     if facts.done is Command.START and facts.failure and not facts.is_refused:

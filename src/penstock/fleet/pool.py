@@ -51,6 +51,9 @@ _MEASURED = {
     ReplicaState.PARKING: "park_s",
     ReplicaState.DRAINING: "drain_s",
 }
+_policy_memory_decoder = msgspec.json.Decoder(PolicyMemory)
+_replica_costs_decoder = msgspec.json.Decoder(ReplicaCosts)
+_forecast_state_decoder = msgspec.json.Decoder(ForecastState)
 
 
 class Pool:
@@ -104,12 +107,12 @@ class Pool:
                     case "spending":
                         self._spending.restore(document)
                     case "policy":
-                        self._memory = msgspec.json.decode(document, type=PolicyMemory)
+                        self._memory = _policy_memory_decoder.decode(document)
                     case "costs":
-                        self._costs.costs = msgspec.json.decode(document, type=ReplicaCosts)
+                        self._costs.costs = _replica_costs_decoder.decode(document)
                         self._policy.profile = CapacityProfile(self._costs.costs)
                     case "forecast":
-                        state = msgspec.json.decode(document, type=ForecastState)
+                        state = _forecast_state_decoder.decode(document)
                         self._forecaster = Forecaster(state, timezone=self.settings.timezone)
                     case "reason":
                         self._reason = msgspec.json.decode(document, type=str)
@@ -456,8 +459,8 @@ class Pool:
         )
 
     def _eta_s(self, rows: Iterable[FleetReplica], now: float) -> float | None:
-        """Until the next replica is active, of those that are on their way. A change that takes longer than usual is
-        expected to take a quarter longer than it has."""
+        """Returns the seconds until the next replica is active, of those that are on their way. A change that takes
+        longer than usual is expected to take a quarter longer than it has."""
         durations = self.durations.p95()
         usual_s = {
             ReplicaState.STARTING: durations.start_s,

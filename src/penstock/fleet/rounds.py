@@ -55,6 +55,9 @@ class PolicyRound(Struct, frozen=True, omit_defaults=True):
         )
 
 
+_policy_round_decoder = msgspec.json.Decoder(PolicyRound)
+
+
 def record(policy: PoolPolicy, observation: PoolObservation, memory: PolicyMemory, decision: Decision) -> PolicyRound:
     settings = {name: value for name, value in _changed(policy.settings).items() if name not in UNUSED}
     costs = policy.profile.costs if policy.profile is not None else None
@@ -72,5 +75,5 @@ def read_rounds(documents: Iterable[str]) -> list[PolicyRound]:
     found = []
     for document in documents:
         with suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(document, type=PolicyRound))
+            found.append(_policy_round_decoder.decode(document))
     return found

@@ -190,7 +190,7 @@ class Gateway(Subscriber):
         """A version that is a pipeline is measured by its runs, as models are by their requests."""
         if (rollout := self.rollouts.by_route.get(facts.route)) is not None:
             tenant = self.services.tenant(facts.tenant)
-            if tenant is not None and not rollout.stays(tenant):
+            if tenant is not None and rollout.order.is_measured and not rollout.opted_out(tenant):
                 pipeline_ended(rollout, facts)
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class CircuitBreaker:
         return BreakerState.HALF_OPEN if now >= self._opens_at else BreakerState.OPEN
 
     def is_tripped(self, now: float) -> bool:
-        """Does it let nothing through now?"""
+        """Whether it lets nothing through now."""
         if self.is_closed:
             return False
         return now < self._opens_at or self._trials >= self._settings.trials

@@ -1,8 +1,8 @@
-"""What this gateway thinks of one replica, as one state, one share and one flag on its snapshot.
+"""The health of one replica to this gateway, as one state, one share and one flag on its snapshot.
 
 Three probes that fail in a row take it out and two that pass bring it back. One that hangs is out at once, and comes
-back by the same two, which are deep ones then; one that may be about to hang is degraded. Whoever comes back, or comes
-late, starts slowly: its cache is cold, and what took it out may do so again.
+back by the same two, which are deep ones then; one that may be about to hang is degraded. A replica that comes back, or
+comes late, starts slowly: its cache is cold, and what took it out may do so again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReplicaHealth:
         return True
 
     def mark(self, said: ReplicaSnapshot, now: float) -> ReplicaSnapshot:
-        """What it said, and what is thought of it."""
+        """Returns what the replica said, with what is thought of it."""
         state = said.state if self.is_in else ReplicaState.OUT
         if state is ReplicaState.READY and self._is_suspect:
             state = ReplicaState.DEGRADED

@@ -1,4 +1,4 @@
-"""What a penstock replica reports of itself, as the edge's policies see it."""
+"""Reports of a penstock replica, as the edge's policies see them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def decode_speed(measured: EngineMeasurements) -> float:
 
 
 def host_share(speeds: EngineSpeeds) -> float:
-    """What a token from its host memory costs, of one that it computes: by what it has measured of both."""
+    """Returns what a token from its host memory costs, as a part of one that it computes: by its measures of both."""
     prefill, host = speeds.prefill_tokens_per_s, speeds.host_tokens_per_s
     return min(1.0, prefill / host) if prefill and host else HOST_SHARE
 

@@ -1,5 +1,5 @@
-"""How often a request may go elsewhere; and how many second tries a gateway may make: a share of its requests, so that
-retries never become the load."""
+"""Retries: how often a request may go elsewhere; and how many second tries a gateway may make: a share of its requests,
+so that retries never become the load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tries(msgspec.Struct, eq=False):
             self.replicas = {replica_id}
 
     def retry(self, budget: RetryBudget) -> bool:
-        """Before the client has seen anything."""
+        """Whether it may go elsewhere before the client has seen anything; that takes from the budget."""
         return len(self.replicas) < _MAX_TRIES and budget.take()
 
     @property
@@ -55,7 +55,7 @@ class Tries(msgspec.Struct, eq=False):
         return self._num_moves < _MAX_MOVES
 
     def move(self) -> bool:
-        """After that. No budget has a say: hundreds of streams may lose their replica at once."""
+        """Whether it may go on elsewhere after that. No budget: hundreds of streams may lose a replica at once."""
         is_allowed = self.may_move
         self._num_moves += 1
         return is_allowed

@@ -1,4 +1,4 @@
-"""What an operator may set about health: the group `health` of a gateway's file."""
+"""Settings of health: the group `health` of a gateway's file."""
 
 from __future__ import annotations
 

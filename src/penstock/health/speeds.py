@@ -1,6 +1,6 @@
-"""How fast the replicas of a pool are, as far as that should tell them apart.
+"""The speeds of the replicas of a pool, as far as those should tell them apart.
 
-What a replica measures in a moment is the speed of its prompts as much as its own: long ones, and those beside many
+A replica's measure of a moment is the speed of its prompts as much as its own: long ones, and those beside many
 answers, are slower on the same device. Equal replicas differ by that, and one that has had no work has
 measured nothing. If that decided, the luckiest would get everything, and a replica would be avoided for the prompts
 that it had. So a replica counts by its mean over many reports, as the rest while there are few of them, and one that is
@@ -36,7 +36,7 @@ class Speeds:
         self._sum, self._count = 0.0, 0  # of all their reports
 
     def seen(self, replica_id: str, measured: float | None, otherwise: float) -> float:
-        """What to reckon with; `otherwise`: if nobody has measured anything yet."""
+        """Returns the speed to reckon with; `otherwise`: if nobody has measured anything yet."""
         replica = self._replicas.get(replica_id)
         if measured is not None and (replica is None or replica.last != measured):
             replica = self._learn(replica_id, measured)

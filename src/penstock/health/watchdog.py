@@ -19,7 +19,7 @@ class Watchdog:
         self._well_at = None
 
     def stalled(self, *, sequences: int, steps: int, step_s: float | None, now: float) -> float:
-        """By a report: how much of the longest time it may stand still is over; from 1 on it hangs.
+        """Returns by a report how much of the longest time it may stand still is over; from 1 on it hangs.
 
         `step_s`: what its longest step should take; None: nobody knows yet.
         """

@@ -1,6 +1,6 @@
 """An ASGI application behind this server, with the same limits on clients: how a replica is served.
 
-The application gets a request when all of it is here. What it sends waits while its client takes nothing.
+The application gets a request when all of it is here. Its answer waits while its client takes nothing.
 """
 
 from __future__ import annotations

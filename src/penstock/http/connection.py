@@ -39,7 +39,7 @@ _HEADER_OVERHEAD = 32  # as HTTP/2 counts, so that a limit on bytes is one on th
 
 
 class Acceptor(Protocol):
-    """What a connection knows of the server it belongs to."""
+    """Interface of the server that a connection belongs to."""
 
     limits: ClientLimits
     upgrades: frozenset[bytes]
@@ -512,7 +512,7 @@ class Connection(asyncio.Protocol):
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def _stop(self, refusal: PenstockError) -> None:
-        """From a callback of the parser: it reads no further."""
+        """Raises the refusal out of a callback of the parser: it reads no further."""
         self._refusal = refusal
         raise refusal
 

@@ -28,7 +28,7 @@ class Cors:
         return cls(origins) if origins else None
 
     def answer(self, exchange: Exchange) -> bool:
-        """True: it was a preflight, and is answered. Else the exchange's answer will have its headers."""
+        """True: it was a preflight, and is answered. If False, the exchange's answer will have its headers."""
         request = exchange.request
         origin = request.headers.get(b"origin")
         if origin is None or not request.path.startswith(_SHARED):

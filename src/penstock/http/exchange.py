@@ -1,7 +1,7 @@
 """One request and its answer, as an application sees them.
 
-An exchange is answered once, whole or as a stream. It frames what it is given; what it is given is the caller's affair.
-When the client has gone every call is harmless and does nothing.
+An exchange is answered once, whole or as a stream. It frames what it is given; the content is the caller's affair.
+Every call is harmless once the client has gone, and does nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ NOBODY = "0.0.0.0"
 
 
 class Watcher(Protocol):
-    """Who wants to know how the client fares. Called from the event loop, never from inside a call to the exchange,
-    but that `pause` may come from inside `start` and `write`."""
+    """Watcher of how the client fares. Called from the event loop, never from inside a call to the exchange, but that
+    `pause` may come from inside `start` and `write`."""
 
     def client_gone(self) -> None:
         """The client went away, or was dropped, before its answer was complete. Nothing comes after."""
@@ -29,7 +29,7 @@ class Watcher(Protocol):
 
 
 class Sink(Protocol):
-    """Where an answer is written: started once, then written to until a piece is the last. An exchange is one."""
+    """Target of an answer: started once, then written to until a piece is the last. An exchange is one."""
 
     is_started: bool  # the status can no longer change
     watcher: Watcher | None
@@ -156,7 +156,7 @@ class Exchange:
     def start(
         self, status: int, headers: bytes, *, length: int | None = None, data: bytes = b"", is_last: bool = False
     ) -> None:
-        """Begins an answer whose body comes in pieces. Without a length it ends where the last piece says so."""
+        """Begins an answer whose body comes in pieces. An answer without a length ends where the last piece says so."""
         channel = self._channel
         if channel is None:
             return
@@ -219,7 +219,7 @@ class Exchange:
         self._keep_alive = self._keep_alive and self.is_started
 
     def lost(self) -> None:
-        """For the connection: the client is gone."""
+        """Tells the watcher, for the connection, that the client is gone."""
         watcher, self._channel, self.watcher = self.watcher, None, None
         if watcher is not None:
             watcher.client_gone()

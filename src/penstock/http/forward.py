@@ -1,8 +1,8 @@
 """An upstream's answer written to a client's exchange: bytes go through as they come, and one outcome is told at last.
 
 The answer's head is held until its first body bytes are here: until then the client has seen nothing, and the request
-can go elsewhere. Of server-sent events only whole ones are passed on, so a stream that breaks can be carried on, or
-ended with an event that says why, without the client ever having seen half of one. Nothing is parsed.
+can go elsewhere. Server-sent events are passed on whole only, so a stream that breaks can be carried on, or ended with
+an event that says why, without the client ever having seen half of one. Nothing is parsed.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Forwarding:
             self._started()
 
     def _whole_events(self, data: bytes) -> bytes:
-        """What may go on now; the rest waits for the end of its event."""
+        """Bytes that may go on now; the rest waits for the end of its event."""
         if self._held:
             data, self._held = self._held + data, b""
         if data.endswith(_EVENT_ENDS):

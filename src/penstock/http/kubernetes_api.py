@@ -1,8 +1,8 @@
 """Requests to a Kubernetes API server: objects as plain dictionaries, errors as one kind. It knows no kind of object.
 
 The official client (`kubernetes.aio`, the extra `kubernetes`) finds the cluster, authenticates and speaks TLS; its
-thousands of model classes are not used. What the server has against a request is an `OrchestratorError` whose `reason`
-is the server's (AlreadyExists, Conflict, Expired, Forbidden, Invalid, NotFound, TooManyRequests), or `Unreachable`.
+thousands of model classes are not used. A refusal of the server is an `OrchestratorError` whose `reason` is the
+server's (AlreadyExists, Conflict, Expired, Forbidden, Invalid, NotFound, TooManyRequests), or `Unreachable`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Confli
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where a Kubernetes cluster is."""
+    """Settings of a Kubernetes cluster."""
 
     kubeconfig: str | None = setting(
         None, "kubeconfig file; auto: in a pod its service account, else KUBECONFIG or ~/.kube/config"

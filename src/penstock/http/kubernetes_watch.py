@@ -1,7 +1,7 @@
 """Objects of a Kubernetes cluster as they are now: listed once, then followed by a watch (an informer).
 
 A watch that ends is resumed from the last version seen. A version that the server no longer has (410, Expired) is
-listed again. While the server cannot be reached, what was known stays, and `failure` says since when it may be old.
+listed again. All that was known stays while the server cannot be reached, and `failure` says since when it may be old.
 """
 
 from __future__ import annotations

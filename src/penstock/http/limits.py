@@ -1,4 +1,4 @@
-"""How much, and how long, either side of the gateway is waited for."""
+"""Limits on how much, and how long, either side of the gateway is waited for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TICK_S = 0.25  # how often deadlines are looked at: one sweep over all connectio
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Towards clients, who may be slow, wrong or hostile."""
+    """Limits on clients, who may be slow, wrong or hostile."""
 
     max_head_bytes: int = 32 << 10  # request line and headers, each header with 32 bytes on top, so their number too
     max_body_bytes: int = 8 << 20
@@ -26,7 +26,7 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class UpstreamLimits:
-    """Towards replicas and providers, who may be slow, hung or dead."""
+    """Limits on replicas and providers, who may be slow, hung or dead."""
 
     connect_timeout_s: float = 2.0
     first_byte_timeout_s: float = 600.0  # from the request to the first byte of the answer

@@ -28,7 +28,7 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.en
 
 
 class Request:
-    """What a client sent, complete. The body is the client's bytes, untouched (joined, where it came in pieces)."""
+    """Request of a client, complete. The body is the client's bytes, untouched (joined, where it came in pieces)."""
 
     __slots__ = ("body", "headers", "method", "path", "target", "upload")
 
@@ -48,7 +48,7 @@ class Request:
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """What an upstream says before the body."""
+    """Status and headers that an upstream sends before the body."""
 
     status: int
     headers: dict[bytes, bytes]  # by lower-case name; of a repeated header the last

@@ -67,7 +67,7 @@ class MultipartReader:
     # Each state takes what it can of `_held`, and returns whether another one may go on.
 
     def _skip(self) -> bool:
-        """Up to the first boundary."""
+        """Skips up to the first boundary. False: it has not come yet."""
         at = self._held.find(self._delimiter)
         if at < 0:
             if len(self._held) > _MAX_HEAD_BYTES:

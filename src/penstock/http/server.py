@@ -1,6 +1,6 @@
 """The gateway's listening side: accepts clients, keeps their deadlines, and ends in an orderly way.
 
-It hands every complete request to one synchronous callable, `app(exchange)`. What that does is not known here. A
+It hands every complete request to one synchronous callable, `app(exchange)`. The server does not know what that does. A
 `BodyGate` is asked before a body is waited for.
 """
 
@@ -65,7 +65,7 @@ class Server:
         cors: Cors | None = None,
         upgrades: Collection[bytes] = (),
     ) -> None:
-        """`upgrades`: paths where a client may ask for a WebSocket. What it gets is the app's to say."""
+        """`upgrades`: paths where a client may ask for a WebSocket. The app says what it gets."""
         self.limits = limits or ClientLimits()
         self.bodies = BodyBudget(self.limits.max_arriving_bytes)
         self.upgrades = frozenset(upgrades)

@@ -1,5 +1,6 @@
 """TLS on both sides of the gateway: certificates that are read again while it serves, handshakes that are bounded in
-time and counted, and the contexts of connections to replicas. At least TLS 1.2, and HTTP/1.1 is all that is spoken."""
+time and counted, and the contexts of connections to replicas. TLS 1.2 is the least, and HTTP/1.1 is all that is
+spoken."""
 
 from __future__ import annotations
 

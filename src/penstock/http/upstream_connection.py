@@ -15,7 +15,7 @@ _JOIN_BYTES = 64 << 10  # up to here one copy is cheaper than a second buffer to
 
 
 class Pool(Protocol):
-    """What a connection knows of the pool it belongs to."""
+    """Interface of the pool that a connection belongs to."""
 
     limits: UpstreamLimits
 

@@ -102,7 +102,7 @@ def awq_config(*, group: int, plain: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def awq_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:
-    """What `name` (`….weight`) becomes in a file."""
+    """Tensors that `name` (`….weight`) becomes in a file."""
     assert weight.bits == 4
     assert weight.order is None
     base = name.removesuffix("weight")

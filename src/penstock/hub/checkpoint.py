@@ -1,4 +1,4 @@
-"""What a model on disk offers, whatever its format."""
+"""Interface of a model on disk, whatever its format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkpoint(Protocol):
         """The same in float32; C-contiguous, maybe a read-only view."""
 
     def kv_scales(self, layer: int) -> tuple[float, float]:
-        """What keys and values are divided by before they are stored in 8 bits; 1 where the file says nothing."""
+        """Divisors of keys and values before they are stored in 8 bits; 1 where the file says nothing."""
 
 
 @runtime_checkable

@@ -143,7 +143,7 @@ def compressed_config(format: str, weights: Json, inputs: Json | None, plain: Se
 
 
 def scheme_entry(kind: str, strategy: str, *, group: int | None = None, dynamic: bool = False) -> dict[str, Any]:
-    """How 8-bit numbers are scaled, for `weights` or `input_activations`."""
+    """Entry of config.json for the scaling of 8-bit numbers, for `weights` or `input_activations`."""
     return {
         "num_bits": 8,
         "type": kind,

@@ -1,4 +1,4 @@
-"""What a model is like, without its weights: from config.json, in a directory, by its path or on the Hub, or a GGUF."""
+"""Model configs without weights: from config.json, in a directory, by its path or on the Hub, or from a GGUF."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def write_tokenizer(
 def hf_config(config: ModelConfig, dtype: DType) -> dict[str, Any]:
     """Raises ModelUnsupported where a family's files have a layout that is only read.
 
-    In the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
+    The config has the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which newer readers also understand."""
     names, files = FAMILY_FILES[config.architecture].experts, FAMILY_FILES[config.architecture]
     if config.linear is not None:
         raise ModelUnsupported(
@@ -119,7 +119,7 @@ def _activation(config: ModelConfig) -> dict[str, Any]:
 
 
 def _attention_scores(config: ModelConfig) -> dict[str, Any]:
-    """What of the families' own attention is a key of config.json."""
+    """Keys of config.json for the families' own attention."""
     local, scale = config.local_rope_theta, config.query_scale
     return {
         **({} if local is None else {"rope_local_base_freq": local}),
@@ -241,7 +241,7 @@ def _recover_llama3(config: ModelConfig, factors: tuple[float, ...]) -> RopeScal
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> tuple[float, ...]:
-    """What each frequency is divided by: nothing for short waves, `factor` for long ones, in between a blend."""
+    """Divisors of each frequency: 1 for short waves, `factor` for long ones, in between a blend."""
     longest_kept = scaling.original_context / scaling.high_freq_factor
     shortest_stretched = scaling.original_context / scaling.low_freq_factor
     factors = []

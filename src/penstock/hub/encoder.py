@@ -1,7 +1,7 @@
 """A Hugging Face directory of an encoder: a model of the BERT family that makes vectors of texts, and no texts.
 
-How its vectors are made of its tokens' is read from what sentence-transformers writes beside the weights; a directory
-without that is pooled by the mean. What is not understood is refused.
+The pooling of its tokens' vectors is read from what sentence-transformers writes beside the weights; a directory
+without that is pooled by the mean. Anything not understood is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POOLINGS: dict[str, Pooling] = {
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """What an encoder has beyond a ModelConfig."""
+    """Shape of an encoder beyond its ModelConfig."""
 
     num_types: int  # of token types; all texts are of the first
     first_position: int  # RoBERTa's positions begin after its padding token
@@ -80,7 +80,7 @@ class EncoderCheckpoint:
         return name in self._file.tensors
 
     def _most_tokens(self) -> int | None:
-        """As long as texts were in training, if that is known."""
+        """Length of texts in training, in tokens, if that is known."""
         found = read_json(self.path / "sentence_bert_config.json").get("max_seq_length")
         return found if isinstance(found, int) and found > 0 else None
 

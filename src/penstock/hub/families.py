@@ -1,4 +1,4 @@
-"""How the files of each family look: what the formats call it, and what they leave unsaid. A family is one entry."""
+"""File layouts of each family: the names that the formats use, and what they leave unsaid. A family is one entry."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CHOICE_BIAS = "e_score_correction_bias"  # of a router: see `core.model_config.R
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What Hugging Face calls a mixture's parts, below a layer."""
+    """Hugging Face's names of a mixture's parts, below a layer."""
 
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     router: str = "gate"
-    # How gate and up lie in the files of families whose experts are one tensor; None: each has tensors of its own.
+    # Order of gate and up in files of families whose experts are one tensor; None: each has tensors of its own.
     # "halves": gate first, as outputs of one tensor; "rows": likewise, in tensors of [experts, out, in]. "granite": see
     # `hub.granite_names`.
     stacked: Literal["interleaved", "halves", "rows", "granite"] | None = None
@@ -241,7 +241,7 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
             "sliding_window_pattern": 6,
             "rope_theta": 1_000_000.0,
             "rope_local_base_freq": 10_000.0,
-            # Of the larger ones config.json says little: these are what it leaves out.
+            # Values that config.json of the larger ones leaves out; it says little.
             "vocab_size": 262_208,
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
@@ -594,7 +594,7 @@ FAMILY_FILES: dict[str, FamilyFiles] = {
 
 
 def routers(config: ModelConfig) -> list[str]:
-    """What decides whose a token is, in all layers: the modules that stay plain when all other linears get small."""
+    """Routers of all layers' experts: the modules that stay plain when all other linears get small."""
     names, experts = FAMILY_FILES[config.architecture].experts, config.experts
     if names is None or experts is None:
         return []

@@ -116,7 +116,7 @@ def _granite_hybrid(values: Json) -> Fields:
 
 
 def _olmo3(values: Json) -> Fields:
-    """Rotation of layers with a window. Where files do not give it, it is the other layers', without their scaling."""
+    """Fields of OLMo 3: layers with a window rotate like the others, without their scaling, unless files say how."""
     says_so = (values.get("rope_parameters") or {}).get("sliding_attention")
     return {} if says_so else {"local_rope_theta": rope_theta(values)}
 

@@ -1,8 +1,8 @@
 """FP8 weights in Hugging Face directories, in the layouts of compressed-tensors, FBGEMM and AutoFP8.
 
 All three store a linear's weight as F8_E4M3 beside its `weight_scale`, one number or one per row. They differ in how
-config.json says what becomes of the activations: quantized by a scale of the file, or by what each token needs.
-Which layers are quantized is not read there: the type of each tensor says it. Knows names and shapes, not files.
+config.json says what becomes of the activations: quantized by a scale of the file, or by what each token needs. The
+config does not say which layers are quantized: the type of each tensor does. Knows names and shapes, not files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.hub.stored import Part, Stored
 
 Activations = Literal["static", "dynamic"]  # quantized by the file's `input_scale`, or each token by its own largest
 
-# Where the scales of a layer's keys and values lie, below `self_attn`; the names changed over the years.
+# Names of the scales of a layer's keys and values, below `self_attn`; they changed over the years.
 KV_SCALES = (
     ("k_scale", "v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
@@ -66,7 +66,7 @@ def _number(name: str, tensors: Tensors) -> float:
 
 
 def read_activations(quantization: Json) -> Activations:
-    """From config.json's `quantization_config`; whatever is not understood is refused."""
+    """Activations' scheme in config.json's `quantization_config`; anything not understood is refused."""
     method = quantization.get("quant_method")
     if method == "compressed-tensors":
         return _compressed_tensors(quantization)

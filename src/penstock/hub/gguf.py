@@ -110,7 +110,7 @@ class GGUFCheckpoint:
         return self._places[name]
 
     def _rotated_heads(self, name: str) -> int | None:
-        """Of q and k, where llama.cpp rotates them its own way; None: there is nothing to put back."""
+        """Number of heads of q or k, where llama.cpp rotates them its own way; None: there is nothing to put back."""
         if not self._files.gguf_rotates_neighbours:
             return None
         return self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads if ".k_proj." in name else None

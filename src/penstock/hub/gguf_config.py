@@ -31,7 +31,7 @@ _GATES_BY_SOFTMAX = (None, 0, 1)
 
 
 class GGUFDescription:
-    """What one file says of its model."""
+    """Description of a model by one file's metadata."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -214,7 +214,7 @@ class GGUFDescription:
         return tuple(dict.fromkeys(id for id in ids if id is not None))
 
     def _quantization(self) -> Quantization | None:
-        """Of most bytes of the linear layers."""
+        """Number format of most bytes of the linear layers."""
         sizes: dict[Quantization | None, int] = {"int4": 0, "int8": 0, None: 0}
         for name, info in self._file.tensors.items():
             if name.startswith("blk.") and len(info.shape) > 1:

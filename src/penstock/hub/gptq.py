@@ -124,7 +124,7 @@ def gptq_config(
 
 
 def gptq_tensors(name: str, weight: GroupedTensor) -> dict[str, Written]:
-    """What `name` (`….weight`) becomes in a file, in format 1: no zero point may be 0."""
+    """Tensors that `name` (`….weight`) becomes in a file, in format 1: no zero point may be 0."""
     base, bits = name.removesuffix("weight"), weight.bits
     values = integers(weight)
     columns, (rows, groups) = values.shape[1], weight.scales.values.shape

@@ -1,4 +1,4 @@
-"""How many inputs of a linear share a scale in a checkpoint's files: what a rank's part must be whole in."""
+"""Quantization groups in a checkpoint's files: inputs of a linear that share a scale, whole in each rank's part."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A Hugging Face config.json as a ModelConfig, by the rules and the defaults of transformers, old form and new.
 
-What would change the numbers and is not understood is refused: a model must never be silently wrong.
+A field that would change the numbers and is not understood is refused: a model must never be silently wrong.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class HFDirectory:
 
 
 def config_without_weights(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
-    """What config.json says, where there are no weights to ask."""
+    """Model config as config.json says it, where there are no weights to ask."""
     quantization = config.get("quantization_config")
     found = read_scheme(quantization).quantization if quantization else None
     return model_config(config, generation, has_head=True, quantization=found)

@@ -56,7 +56,7 @@ class HubSource:
         return f"hf/{self.repository.replace('/', '--')}"
 
     def unrecorded(self, directory: Path) -> Record | None:
-        """Such a version kept the Hub's listing, and wrote config.json last."""
+        """Record of files that an older version left: it kept the Hub's listing, and wrote config.json last."""
         if not (directory / "config.json").is_file():
             return None
         try:

@@ -1,4 +1,4 @@
-"""What config.json says of rotary embeddings, in its many forms. What is not understood is refused."""
+"""Rotary embeddings as config.json says them, in its many forms. Anything not understood is refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LONGROPE = ("longrope", "su", "yarn")
 
 
 def rope_parameters(values: Json) -> Json:
-    """transformers 5 has one `rope_parameters`; older files have `rope_scaling` beside `rope_theta`. Where layers with
-    a window have their own (Gemma 3), those of the others."""
+    """transformers 5 has one `rope_parameters`; older files have `rope_scaling` beside `rope_theta`. If layers with a
+    window have their own (Gemma 3), returns those of the others."""
     found: Json = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if "rope_local_base_freq" in values and "full_attention" in found:
         found = found["full_attention"] or {}
@@ -30,7 +30,7 @@ def rope_theta(values: Json) -> float:
 
 
 def local_rope_theta(values: Json) -> float | None:
-    """Of layers with a window, in families that have another there."""
+    """Rope theta of layers with a window, in families that have another there; else None."""
     if "rope_local_base_freq" not in values:
         return None
     local: Json = (values.get("rope_parameters") or {}).get("sliding_attention") or {}

@@ -28,7 +28,7 @@ WITH_IMAGES = (
     "qwen3_5_moe",
 )
 _OUTER = ("eos_token_id", "bos_token_id", "quantization_config")
-# By model type, the decoder's config where the files say nothing, and the frequencies of M-RoPE likewise.
+# The decoder's config by model type where the files say nothing, and the frequencies of M-RoPE likewise.
 _QWEN_TEXT: dict[str, Json] = {
     "qwen2_5_vl": {"model_type": "qwen2", "rope_theta": 1_000_000.0},
     "qwen3_vl": {"model_type": "qwen3", "rope_theta": 500_000.0, "head_dim": 128},
@@ -69,7 +69,7 @@ def our_name(name: str) -> str | None:
 
 
 def text_config(config: Json) -> Json:
-    """Of a model that also takes images, the decoder's config. Older files of Qwen2.5-VL have it beside the rest."""
+    """Decoder's config of a model with images, else `config`. Older files of Qwen2.5-VL have it beside the rest."""
     kind = config.get("model_type")
     if kind not in WITH_IMAGES:
         return config

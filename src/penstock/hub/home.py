@@ -1,4 +1,4 @@
-"""Where penstock keeps what it downloads."""
+"""Directory where penstock keeps what it downloads."""
 
 from __future__ import annotations
 

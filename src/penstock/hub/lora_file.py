@@ -24,21 +24,24 @@ class StoredAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
 _Stored = dict[str, StoredAdapter]
 
 
+_stored_decoder = msgspec.json.Decoder(_Stored)
+
+
 class AdapterFile:
-    """Blocks: for threads of their own. Whoever reads sees the file as it was, or as it is afterwards."""
+    """File of the adapters loaded at runtime. Its methods block: use a thread. Readers see it whole, old or new."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of(cls, model: str, named: str | None = None) -> AdapterFile:
-        """Where a setting says, or else the model's own in penstock's home."""
+        """File at the path of a setting, or else the model's own in penstock's home."""
         home = penstock_home() / "adapters"
         return cls(Path(named).expanduser() if named else home / f"{quote(model, safe='')}.json")
 
     def read(self) -> dict[str, StoredAdapter]:
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_Stored)
+            return _stored_decoder.decode(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors. Knows the files, and no torch.
 
-An adapter adds `scale * B(A(x))` to some of a model's linear layers. What it is called by is a digest of all that its
-output depends on, so that two directories with the same content are one adapter and a changed one is another.
+An adapter adds `scale * B(A(x))` to some of a model's linear layers. Its name is a digest of all that its output
+depends on, so that two directories with the same content are one adapter and a changed one is another.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WEIGHTS = "adapter_model.safetensors"
 MAX_RANK = 256
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<linear>.+)\.lora_(?P<part>[AB])\.weight")
-# How a model that also sees images calls the part that speaks: as in `hub.hf`.
+# Prefixes of the part that speaks, in a model that also sees images: as in `hub.hf`.
 _TEXT = re.compile(r"^(?:model\.)?(?:language|text)_model\.(?:model\.)?(?=layers\.)")
-# What an adapter may say that would make it more than pairs of matrices: what it is called, when it is set.
+# Keys that would make an adapter more than pairs of matrices, if set, and what to call them.
 _REFUSED = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (modules_to_save)",
@@ -51,7 +51,7 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one linear layer."""
+    """Low-rank product that is added to one linear layer."""
 
     a: StoredTensor  # [rank, in]
     b: StoredTensor  # [out, rank]

@@ -10,4 +10,4 @@ class Progress(Protocol):
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """For callers who want to hear nothing."""
+    """Ignores the progress, for callers who want to hear nothing."""

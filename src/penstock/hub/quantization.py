@@ -1,7 +1,7 @@
-"""How quantized weights lie in a Hugging Face directory: config.json's `quantization_config` says which scheme it is.
+"""Layout of quantized weights in a Hugging Face directory: config.json's `quantization_config` says which scheme it is.
 
-A scheme names the tensors that a linear's weight is made of, and puts them together. Which linears are quantized is not
-read from the config: the tensors that are there say it. Whatever is not understood is refused by the name of its field.
+A scheme names the tensors that a linear's weight is made of, and puts them together. The config does not say which
+linears are quantized: the tensors that are there do. A field that is not understood is refused by its name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Scheme(Protocol):
         """One of those weights, or any other tensor that the scheme has quantized in place."""
 
     def stored_part(self, name: str, tensors: Tensors, part: Part) -> Stored:
-        """Some rows and columns of one. What lies elsewhere in its tensors is not read, if no word is cut."""
+        """Some rows and columns of one. Other parts of its tensors are not read, if no word is cut."""
 
 
 def require_some(method: str, found: Set[str]) -> None:
@@ -98,7 +98,7 @@ def unpack_words(words: npt.NDArray[np.int32], bits: int, axis: int) -> npt.NDAr
 
 
 def pack_words(values: npt.NDArray[Any], bits: int, axis: int) -> npt.NDArray[np.int32]:
-    """The inverse of `unpack_words`. What does not fill the last word leaves its upper bits zero."""
+    """The inverse of `unpack_words`. A last word that is not full has zeros in its upper bits."""
     count = 32 // bits
     moved = np.moveaxis(values, axis, -1).astype(np.uint32)
     missing = -moved.shape[-1] % count

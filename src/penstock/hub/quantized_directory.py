@@ -31,7 +31,7 @@ from penstock.hub.stored import FloatArray, Stored
 STATE = "quantize.json"
 LOCK = ".quantize.lock"
 STARVED = "starved"  # a note in a layer's file
-# What lies beside a model's weights and is none of them.
+# Files that lie beside a model's weights and are none of them.
 CARRIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -81,7 +81,7 @@ class QuantizedDirectory:
         return (self.path / CONFIG).is_file()
 
     def shard(self, index: int) -> Path:
-        """Of a layer; the one after the last has all the rest."""
+        """File of a layer; the one after the last has all the rest."""
         total = self.num_layers + 1
         return self.path / f"model-{index + 1:05}-of-{total:05}.safetensors"
 
@@ -91,7 +91,7 @@ class QuantizedDirectory:
         write_tensors(self.shard(index), tensors.items(), len(tensors), notes)
 
     def starved(self) -> list[str]:
-        """Of all layers that are written."""
+        """Names of starved experts in all layers that are written."""
         shards = (self.shard(index) for index in range(self.num_layers + 1))
         return [name for shard in shards for name in SafetensorsFile(shard).notes.get(STARVED, "").split()]
 
@@ -165,7 +165,7 @@ def fingerprint(path: Path) -> dict[str, int]:
 
 
 def tensor_bytes(path: Path) -> Iterator[tuple[str, int]]:
-    """Of every tensor in a directory's files, by name."""
+    """Yields name and size of every tensor in a directory's files."""
     for file in sorted(path.glob("*.safetensors")):
         for name, info in SafetensorsFile(file).tensors.items():
             yield name, info.num_bytes

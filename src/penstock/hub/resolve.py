@@ -1,4 +1,4 @@
-"""From what a user types to a checkpoint: an alias, a .gguf file, a Hugging Face directory, or hf:org/name."""
+"""Resolution of what a user types to a checkpoint: an alias, a .gguf file, a Hugging Face directory, or hf:org/name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def describe(spec: str, *, progress: Progress | None = None) -> ModelFiles:
-    """What `spec` names, for those who want no weights: a directory need not have any."""
+    """Files that `spec` names, for those who want no weights: a directory need not have any."""
     path = local_path(spec)
     return HFDirectory(path) if spec not in ALIASES and path.is_dir() else resolve(spec, progress=progress)
 

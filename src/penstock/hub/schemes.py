@@ -12,7 +12,7 @@ from penstock.hub.quantization import Json, Scheme
 
 
 def read_scheme(config: Json) -> Scheme:
-    """Whatever is not understood is refused."""
+    """Scheme of config.json's `quantization_config`; anything not understood is refused."""
     method = config.get("quant_method")
     if method == "gptq":
         return Gptq.read(config)

@@ -56,13 +56,13 @@ def fetched_source(spec: str) -> Source:
 
 
 def pull(spec: str, *, progress: Progress) -> Path:
-    """What is to be opened of the model, fetched unless it is there."""
+    """Path to open for the model, which is fetched unless it is there."""
     return weights_cache().ensure(fetched_source(spec), progress)
 
 
 def cached(spec: str) -> CachedModel | None:
     """The model as it is on this machine, with its size and what fetching it took; None: it would be fetched first.
-    Asks no network and changes nothing. What is no model at all, `resolve` says."""
+    Asks no network and changes nothing. A spec that names no model at all is for `resolve` to refuse."""
     if (source := source_of(spec)) is not None:
         return weights_cache().cached(source)
     path = local_path(spec)

@@ -1,7 +1,7 @@
 """Experts of a layer that lie in one tensor (gpt-oss, Llama 4, Qwen3.5), by the names that they would have as tensors
 of their own.
 
-In floats a tensor is [experts, in, out] or [experts, out, in], in MXFP4 [experts, out, groups of inputs, bytes]
+A tensor is [experts, in, out] or [experts, out, in] in floats, and in MXFP4 [experts, out, groups of inputs, bytes]
 (`mxfp4`), and gate and up are outputs of one: they take turns there, or lie behind each other (`ExpertNames.stacked`).
 Knows names and places, not what is done with them.
 """
@@ -32,7 +32,7 @@ _DIMENSIONS: dict[_Kind, int] = {"columns": 3, "rows": 3, "bias": 2, "mxfp4": 4}
 
 @dataclass(frozen=True)
 class ExpertPlace:
-    """Where a weight or a bias of one expert lies."""
+    """Place of one expert's weight or bias in the file."""
 
     tensor: str  # of the file
     expert: int | None  # None: the tensor has no other

@@ -116,8 +116,8 @@ class GroupedTensor:
         return rows, stored * 8 // self.bits
 
     def part(self, part: Part, name: str) -> GroupedTensor:
-        """Whole groups only: the scales of a group that is cut would be of no rank alone. But a group of all inputs is
-        of every part: its scales follow the outputs."""
+        """Whole groups only: the scales of a group that is cut would be of no rank alone. A group of all inputs,
+        however, is of every part: its scales follow the outputs."""
         part.check(self.shape, name)
         (first, last), columns = part.column_range, self.shape[1]
         is_whole = (first, last) == (0, columns)
@@ -221,7 +221,7 @@ def _widen_bfloat16(bits: npt.NDArray[Any]) -> FloatArray:
 
 @cache
 def e4m3_values() -> FloatArray:
-    """What each of the 256 bit patterns means: sign, four bits of exponent, three of mantissa; no infinities."""
+    """Values of the 256 bit patterns: sign, four bits of exponent, three of mantissa; no infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))

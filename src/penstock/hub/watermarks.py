@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.core.config import nearest
+from penstock.core.converter import Converter
 from penstock.core.errors import ConfigError, Conflict, InvalidValue, KeyNotFound
 from penstock.core.private_files import make_private
 from penstock.core.watermark import KEY_BYTES, NAME_PATTERN, Delta, Gamma, Name, Scheme, Seeding, Watermark, Width
@@ -42,18 +43,24 @@ class StoredMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Watermark(bytes.fromhex(self.secret), self.scheme, self.gamma, self.delta, self.width, self.seeding)
 
 
+_stored_mark_converter = Converter(StoredMark)
+
+
 _Marks = dict[Name, StoredMark]
 
 
+_marks_decoder = msgspec.json.Decoder(_Marks)
+
+
 class WatermarkFile:
-    """Blocks: for commands and for threads of their own. What is added is there for everybody who reads after that."""
+    """File of watermarks. Its methods block: call them in a thread. Every later reader sees a mark that was added."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def at(cls, named: str | None) -> WatermarkFile:
-        """Where a setting says, or else where it is by default."""
+        """File at the path of a setting, or else where it is by default."""
         named = named or os.environ.get("PENSTOCK_WATERMARKS")
         return cls(Path(named).expanduser() if named else penstock_home() / "watermarks.json")
 
@@ -62,7 +69,7 @@ class WatermarkFile:
         try:
             if self.path.stat().st_mode & 0o077:
                 raise ConfigError(f"{self.path} holds secrets, and others may read it: chmod 600 {self.path}")
-            return msgspec.json.decode(self.path.read_bytes(), type=_Marks)
+            return _marks_decoder.decode(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except msgspec.DecodeError:  # what it says may hold a secret
@@ -79,12 +86,12 @@ class WatermarkFile:
         return known[name].to_watermark()
 
     def add(self, name: str, **settings: Any) -> StoredMark:
-        """With a new secret."""
+        """Adds a watermark with a new secret and returns it."""
         values = {**settings, "secret": secrets.token_hex(KEY_BYTES), "created_at": time.time()}
         if not re.match(NAME_PATTERN, name):
             raise InvalidValue(f"a watermark's name has lower-case letters, digits, . _ -, and '{name}' has others")
         try:
-            mark = msgspec.convert(values, StoredMark)
+            mark = _stored_mark_converter.convert(values)
             mark.to_watermark()
         except (msgspec.ValidationError, ValueError) as error:
             raise InvalidValue(f"watermark '{name}': {error}") from None

@@ -42,7 +42,7 @@ class TokenHashes:
         return self.hashes[index - 1] if index else self._root
 
     def routing_hash(self, index: int, token_ids: Sequence[int], size: int) -> int:
-        """Of the routing block that ends at `(index + 1) * size` of these tokens."""
+        """Hash of the routing block that ends at `(index + 1) * size` of these tokens."""
         known = self._routing
         if index >= len(known):
             parent = known[-1] if known else routing_root(self._namespace, adapter=self._adapter)
@@ -52,7 +52,7 @@ class TokenHashes:
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """What the cache already holds of a token list."""
+    """Part of a token list that the cache already holds."""
 
     block_ids: tuple[int, ...] = ()  # full blocks, shared as they are
     num_tokens: int = 0  # the partial block's included
@@ -60,7 +60,7 @@ class PrefixMatch:
     on_host: tuple[BlockHash, ...] = ()  # full blocks after those, to be copied from host memory
     num_beyond: int = 0  # full blocks after those, on disk or on the host: to be fetched first
     is_pending: bool = False  # the next block is being computed by a running sequence, or read from disk, right now
-    # With recurrent states: where the known blocks end, if that is beyond the last snapshot. Whoever comes by there
+    # End of the known blocks, with recurrent states, if it is beyond the last snapshot. A sequence that comes by there
     # should leave one: it is where prompts part.
     parting: int = 0
 
@@ -91,7 +91,7 @@ class BlockTable:
         return True
 
     def reach(self, start: int, count: int) -> int:
-        """How many of the tokens from `start` a slice may have: none goes past a place where a snapshot is taken."""
+        """Number of tokens from `start` that a slice may have: none goes past a place where a snapshot is taken."""
         ends = [place - start for place in self._snapshots_at if place > start]
         return min(count, *ends) if ends else count
 
@@ -130,7 +130,7 @@ class BlockTable:
 
 
 class KVCache:
-    """With `routing_tokens` it knows which routing blocks it holds; whoever asks for that must go on asking.
+    """Knows with `routing_tokens` which routing blocks it holds; a caller that asks for them must go on asking.
 
     It does not if blocks cannot be shared, or if routing blocks are not made of whole blocks.
     """
@@ -175,12 +175,12 @@ class KVCache:
 
     @property
     def held_tokens(self) -> int:
-        """That the blocks which sequences hold have room for: one that several share counts once, one that is merely
-        cached is free."""
+        """Tokens that the blocks which sequences hold have room for: one that several share counts once, one that is
+        merely cached is free."""
         return (self.pool.num_blocks - self.pool.num_free) * self.pool.block_size
 
     def num_known(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of a chain's first blocks are there, or are being computed right now."""
+        """Number of a chain's first blocks that are there, or are being computed right now."""
         find, pending = self.pool.find, self._pending
         return next((i for i, own in enumerate(hashes) if find(own) is None and own not in pending), len(hashes))
 
@@ -230,14 +230,14 @@ class KVCache:
         return PrefixMatch(tuple(found[:count]), count * size, parting=len(found) * size)
 
     def _on_host(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
-        """How the chain goes on in host memory, unless computing it is faster, or somebody is."""
+        """Hashes by which the chain goes on in host memory, unless computing is faster, or somebody computes them."""
         host, pending = self.pool.host, self._pending
         if host is None or not host.pays:
             return ()
         return tuple(takewhile(lambda own: own in host and own not in pending, hashes))
 
     def _num_beyond(self, hashes: Sequence[BlockHash]) -> int:
-        """How far the chain goes on on disk."""
+        """Number of blocks by which the chain goes on, on disk or on the host."""
         host, disk, pending = self.pool.host, self.disk, self._pending
         if host is None or disk is None or not host.pays:
             return 0
@@ -294,8 +294,8 @@ class KVCache:
     ) -> BlockTable | None:
         """Own the matched blocks and fresh ones for `num_tokens` in all, leaving `reserve` blocks free; or None.
 
-        What is on the host, and a partial block, is copied into the first of the fresh ones. `token_ids`: those that
-        were matched; they are needed if some are on the host.
+        Blocks on the host, and a partial one, are copied into the first of the fresh ones. `token_ids`: those that were
+        matched; they are needed if some are on the host.
         """
         pool = self.pool
         shared = len(match.block_ids)
@@ -350,7 +350,7 @@ class KVCache:
 
     @property
     def loaded_tokens(self) -> int:
-        """That came back from host memory, since the start."""
+        """Number of tokens that came back from host memory, since the start."""
         return self.pool.host.num_loaded * self.pool.block_size if self.pool.host is not None else 0
 
     def undo(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -371,7 +371,7 @@ class KVCache:
         self.undo(lost)
 
     def clear(self) -> None:
-        """Forget all blocks on the device, of which nobody holds one: their memory goes. What is on the host stays."""
+        """Forget all blocks on the device, of which nobody holds one: their memory goes. Blocks on the host stay."""
         assert self.pool.num_free == self.pool.num_blocks, "a sequence holds blocks"
         self.undo(self.pool.take_moves())  # that no step has made
         if self.states is not None:

@@ -38,7 +38,7 @@ class BlockChains:
         return self._children.get(parent, ())
 
     def note_changes(self, noted: list[BlockHash]) -> None:
-        """From now on the hash of every block that comes or goes is added to this list."""
+        """Adds the hash of every block that comes or goes from now on to this list."""
         self._noted = noted
 
     def _note(self, own: BlockHash) -> None:

@@ -73,7 +73,7 @@ class BlockFiles(Protocol):
         """Some of what has happened since the last call; not all, if that is much."""
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be news."""
+        """Waits until there may be news."""
 
 
 class HostPort(Protocol):
@@ -147,7 +147,7 @@ class DiskBlocks:
 
     @property
     def is_reading(self) -> bool:
-        """For somebody who waits."""
+        """Whether it is reading for somebody who waits."""
         return any(read.is_awaited for read in self._reading.values())
 
     @property
@@ -156,7 +156,7 @@ class DiskBlocks:
 
     @property
     def pays(self) -> bool:
-        """Until something else is measured it does."""
+        """Whether reading takes no longer than computing; assumed until something else is measured."""
         computing_s = self._host.computing_s
         return not self._read_s or computing_s is None or self._read_s + self._host.copy_s <= computing_s
 
@@ -252,7 +252,7 @@ class DiskBlocks:
             self.counters.dropped_blocks += 1
 
     def _end_read(self, news: Fetched) -> list[BlockHash]:
-        """Those who waited for it, if somebody still does."""
+        """The hash of the block that was read, if somebody still waits for it."""
         read = self._reading.pop(news.own)
         if news.is_whole:
             self.counters.loaded_blocks += 1

@@ -59,13 +59,13 @@ class HostBlocks:
 
     @property
     def pays(self) -> bool:
-        """Until something else is measured it does."""
+        """Whether copying takes no longer than computing; assumed until something else is measured."""
         return not self._prefill_s or self.copy_s * self._prefill_tokens <= self._block_size * self._prefill_s
 
     # -- blocks
 
     def keep(self, own: BlockHash, parent: BlockHash) -> int | None:
-        """Where a block goes that the device gives up; at the price of the one used longest ago. None: it is here, or
+        """Place for a block that the device gives up, at the price of the least recently used one. None: it is here, or
         not worth it."""
         if own in self._ids:
             self._ids.move_to_end(own)
@@ -93,7 +93,7 @@ class HostBlocks:
         return block_id >= self._first_id
 
     def lose(self, block_id: int) -> None:
-        """What was to be copied here was not."""
+        """Drops a block that was to be copied here and was not."""
         own = self._hashes.get(block_id)
         if own is not None:
             self._free.append(self._pop(own))
@@ -188,7 +188,7 @@ class HostBlocks:
         return here if self.disk is None else (*here, *self.disk.chains.following(parent))
 
     def note_changes(self, noted: list[BlockHash]) -> None:
-        """From now on the hash of every block that comes or goes is added to this list."""
+        """Adds the hash of every block that comes or goes from now on to this list."""
         self._chains.note_changes(noted)
         if self.disk is not None:
             self.disk.chains.note_changes(noted)

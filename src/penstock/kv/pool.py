@@ -100,12 +100,12 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def is_known(self, own: BlockHash) -> bool:
-        """On the device, on the host or on disk."""
+        """Whether it is on the device, on the host or on disk."""
         return own in self._by_hash or (self.host is not None and self.host.is_known(own))
 
     def tier_of_run(self, last: BlockHash, length: int) -> Tier | None:
-        """Where this block and those before it, `length` in all, can be found; None: not all of them. What is on disk
-        counts as on the host."""
+        """Tier where this block and those before it, `length` in all, can be found; None: not all of them. Disk counts
+        as the host."""
         if self._is_run_here(last, length):
             return Tier.DEVICE
         return Tier.HOST if self.host is not None and self._is_run_known(last, length, self.host) else None
@@ -120,7 +120,7 @@ class BlockPool:
         return True
 
     def _is_run_known(self, last: BlockHash, length: int, host: HostBlocks) -> bool:
-        """Those on the host or on disk are found after those on the device, not between them."""
+        """Whether the run is known. Blocks on the host or on disk are found after the device's, not between them."""
         own, has_end_here = last, False  # what comes later is on the device only
         for _ in range(length):
             parent = host.parent(own)
@@ -142,8 +142,8 @@ class BlockPool:
         return found if self.host is None else [*found, *self.host.following(parent)]
 
     def note_changes(self) -> list[BlockHash]:
-        """From now on the hash of every block that can no longer be found is added to this list, and of every one that
-        can be found again while blocks that follow it still are, and of every one that moves."""
+        """Returns a list that is added to from now on: the hash of every block that can no longer be found, of every
+        one that can be found again while blocks that follow it still are, and of every one that moves."""
         self._noted = []
         if self.host is not None:
             self.host.note_changes(self._noted)

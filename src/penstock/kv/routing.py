@@ -1,4 +1,4 @@
-"""Which routing blocks the cache holds whole: the news of it, for whoever tells a gateway.
+"""Routing blocks that the cache holds whole: the news of them, for the code that tells a gateway.
 
 A routing block is a run of pool blocks, its parts. It is whole while every part can be found; on the host, if one of
 them is there or on disk only. Parts are shared by prompts that part ways inside a run, but the last part belongs to one
@@ -38,7 +38,7 @@ class RoutingBlocks:
         self.noted = pool.note_changes()  # blocks that came, went or moved
 
     def name(self, last_part: BlockHash, routing_hash: int) -> None:
-        """Whoever publishes a last part says which routing block it ends."""
+        """Names the routing block that a last part ends, when that part is published."""
         self._names[last_part] = routing_hash
         self.noted.append(last_part)
 
@@ -47,7 +47,7 @@ class RoutingBlocks:
         return self._names.get(last_part)
 
     def changes(self) -> RoutingChanges | None:
-        """What became whole, moved and is no longer whole, since the last call; None: nothing."""
+        """Routing blocks that became whole, moved and are no longer whole, since the last call; None: nothing."""
         if not self.noted:
             return None
         changes = RoutingChanges([], [], [])

@@ -24,13 +24,15 @@ class Disconnected(Exception):
 
 
 class Connection:
-    def __init__(self, sock: socket.socket, incoming: Any, *, max_bytes: int = MAX_BYTES) -> None:
-        """`incoming`: the type of what the other side sends; `max_bytes`: of one of its messages."""
+    def __init__(
+        self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any], *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        """`decoder`: of the messages of the other side; `max_bytes`: of one of its messages."""
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         self._socket = sock
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._decoder = decoder
         self._max_bytes = max_bytes
         self._sending = threading.Lock()
 

@@ -41,8 +41,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+_answer_decoder = msgspec.json.Decoder(Spawned | Refused)
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     status: int
+
+
+_ended_decoder = msgspec.json.Decoder(Ended)
 
 
 class CannotForkError(Exception):
@@ -61,7 +67,7 @@ class Asked:
         packet, received, _, _ = socket.recv_fds(self.connection, MAX_PACKET, 1)
         if not packet:
             raise CannotForkError("it has ended")
-        answer = msgspec.json.decode(packet, type=Spawned | Refused)
+        answer = _answer_decoder.decode(packet)
         if isinstance(answer, Refused):
             raise CannotForkError(answer.reason)
         return answer.pid, received[0]
@@ -127,7 +133,7 @@ class ForkedProcess:
         if not _is_readable(self._connection.fileno(), timeout_s):
             return None
         if packet := self._connection.recv(MAX_PACKET, socket.MSG_PEEK):
-            return msgspec.json.decode(packet, type=Ended).status
+            return _ended_decoder.decode(packet).status
         return UNKNOWN_STATUS if _is_readable(self._pidfd, timeout_s) else None  # the template has died
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 class SharedPrefixes:
     """Prefixes that several decodes have in common, to be attended once for all: see runner/sharing.py.
 
-    Who shares a prefix is put into tiles, and the prefix of each tile is cut into pieces.
+    Sequences that share a prefix are put into tiles, and the prefix of each tile is cut into pieces.
     """
 
     # [sequences, 3] int32: how many tokens are shared; piece * size + place, of its tile's first piece and of its place
@@ -43,7 +43,7 @@ class ImageRows:
 
 @dataclass(frozen=True)
 class Angles:
-    """By which each token of a step is rotated, where that does not follow from its place in the sequence alone."""
+    """Angles by which each token of a step is rotated, where its place in the sequence alone does not give them."""
 
     cos: Tensor  # [tokens, 1, head_dim / 2] float32
     sin: Tensor
@@ -80,7 +80,7 @@ class Batch:
     num_decodes: int  # sequences that bring exactly one token, padding included: known without asking the device
     shared: SharedPrefixes | None = None  # None: every sequence attends to its whole context itself
     adapters: tuple[SlotRows, ...] = ()  # each slot once; tokens of no slot are the base model's
-    # What single tokens bring is stored before any of them attends: several may be of one sequence, as drafts are.
+    # Keys and values of single tokens are stored before any attends: several may be of one sequence, as drafts are.
     stores_first: bool = False
     slots: Tensor | None = None  # [tokens] int32, on the device, in place of `adapters`: of each token; -1: no adapter
     images: ImageRows | None = None

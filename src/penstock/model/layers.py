@@ -279,7 +279,7 @@ def decoder_of(load_layer: LayerLoader) -> Family:
 
 
 def _embedding_and_head(weights: Weights) -> tuple[Linear, Linear]:
-    """In a pipeline the first stage has the embedding and the last one the head; a tied table both have."""
+    """Embedding and head. A pipeline's first stage has the embedding, its last the head; a tied table both have."""
     stage, packed = weights.stage, weights.packed
     if weights.config.tied_embeddings and stage.is_alone:
 

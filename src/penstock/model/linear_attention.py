@@ -1,5 +1,5 @@
-"""Linear attention as a layer: a gated DeltaNet, and attention whose output has a gate. Which layer is which,
-`ModelConfig` says; what is computed is the operations' affair."""
+"""Linear attention as a layer: a gated DeltaNet, and attention whose output has a gate. `ModelConfig` says which layer
+is which; the computation is the operations' affair."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def load_gated_attention(layer: Weights, rope: Rope, index: int) -> GatedAttenti
 
 def _gated_order(spec: AttentionSpec, turned: Tensor) -> Tensor:
     """Order of the rows: the file has each head's queries beside its gates, and here all queries are before all gates.
-    Within each head of queries and keys, dimensions that are rotated together lie half a head apart."""
+    Dimensions of queries and keys that are rotated together lie half a head apart."""
     dim, heads, keys = spec.head_dim, spec.num_heads, spec.num_kv_heads
     queries = torch.arange(2 * heads * dim).view(heads, 2, dim)
     rest = 2 * heads * dim + torch.arange(2 * keys * dim).view(2, keys, dim)

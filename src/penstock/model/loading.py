@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that runs. Which file format it came from is the hub's affair."""
+"""Loading of a checkpoint as a model that runs. Its file format is the hub's affair."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ each adapter in the batch adds `scale * B(A(x))` to the rows that are its own. I
 operations, so where those give a row the same result to the bit whatever is beside it, so does an adapted layer. A
 batch without adapters never comes here: it runs the layers as they were loaded.
 
-Who may have a slot is decided elsewhere; this module holds what lies in the slots.
+The slots are assigned elsewhere; this module holds what lies in the slots.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AdapterBank:
         return HostAdapter(adapter.digest, self.slots.prepared(pairs), adapter.num_bytes, adapter.rank)
 
     def place(self, slot: int, adapter: HostAdapter) -> None:
-        """Put it on the device; what lay in the slot is gone. Between steps only."""
+        """Put it on the device; what lay in the slot is gone. Call it between steps only."""
         self.slots.place(slot, adapter.prepared)
 
     def clear(self, slot: int) -> None:
@@ -122,9 +122,9 @@ def with_adapters(
     max_rank: int = MAX_RANK,
     stage: Stage = Stage(),  # noqa: B008 (frozen)
 ) -> AdaptedModel:
-    """`sites`: the linear layers as the model was loaded with. Those that are no field of its layers stay as they are,
-    and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside. `stage`: the
-    layers that were loaded; what an adapter adds to those of other stages is left to them."""
+    """`sites`: the linear layers as the model was loaded with. Linears that are no field of its layers stay as they
+    are, and no adapter may name them. `max_rank`: what a slot has room for, on devices where that is set aside.
+    `stage`: the layers that were loaded; what an adapter adds to those of other stages is left to them."""
     found = _fields(model, {id(site.linear) for site in sites})
     reached = [site for site in sites if id(site.linear) in found]
     bank = AdapterBank(
@@ -135,14 +135,14 @@ def with_adapters(
 
 
 def _fields(value: Any, wanted: set[int]) -> set[int]:
-    """Which of the wanted objects lie below a value made of dataclasses and lists."""
+    """Ids of the wanted objects that lie below a value made of dataclasses and lists."""
     if id(value) in wanted:
         return {id(value)}
     return set().union(*(_fields(inner, wanted) for inner in _inner(value).values()))
 
 
 def _replaced(value: T, linears: dict[int, AdaptedLinear]) -> T:
-    """The same value with other linears below it. What has none is the same object."""
+    """The same value with other linears below it. A value that has none is the same object."""
     if id(value) in linears:
         return linears[id(value)]  # type: ignore[return-value]
     inner = _inner(value)
@@ -183,5 +183,5 @@ def _host_pair(site: Site, found: dict[str, LowRank]) -> HostPair:
 
 
 def _copied(stored: StoredTensor) -> Tensor:
-    """Out of the mapped file, whose directory may be gone tomorrow."""
+    """Copy out of the mapped file, whose directory may be gone tomorrow."""
     return torch.from_numpy(stored.values.copy()).view(DTYPES[stored.format])

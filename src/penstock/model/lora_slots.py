@@ -1,4 +1,4 @@
-"""What lies in the slots of a device: adapters whose matrices are linears of the operations, by slot and site.
+"""Slots of a device: they hold adapters whose matrices are linears of the operations, by slot and site.
 
 `PlainSlots` is for any operations; those that compute all adapters of a step at once bring their own
 (`ops.native_adapters`, `ops.triton.lora.slots`).
@@ -17,7 +17,7 @@ from penstock.model.ops import Linear, Ops, WrappedLinear
 
 @dataclass(frozen=True)
 class HostPair:
-    """What an adapter adds to one site, in host memory."""
+    """Matrices that an adapter adds to one site, in host memory."""
 
     a: Tensor  # [ranks, in]: of all the projections that are joined there, below each other
     parts: list[tuple[Tensor, float, int, int]]  # B [out, rank], its scale, its first row of `a`, its first column
@@ -43,10 +43,10 @@ HostPairs = dict[int, HostPair]  # of one adapter, by site
 
 class Slots(Protocol):
     def prepared(self, pairs: HostPairs) -> Any:
-        """What can be done before it is put into a slot. Any one thread may, while steps run."""
+        """Adapter prepared as far as can be before it has a slot. Any one thread may call it, while steps run."""
 
     def place(self, slot: int, adapter: Any) -> None:
-        """Put what was prepared onto the device; what lay in the slot is gone. Between steps only."""
+        """Put what was prepared onto the device; what lay in the slot is gone. Call it between steps only."""
 
     def clear(self, slot: int) -> None: ...
 

@@ -60,7 +60,7 @@ def _normed(heads: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def _directions(sections: Sequence[int], *, interleaved: bool) -> Tensor:
-    """What each frequency turns with: 0 time, 1 row, 2 column."""
+    """Direction that each frequency turns with: 0 time, 1 row, 2 column."""
     if not interleaved:
         return torch.arange(len(sections)).remainder(3).repeat_interleave(torch.tensor(sections))
     directions = torch.zeros(sum(sections), dtype=torch.int64)

@@ -24,7 +24,7 @@ SMALL_MODEL = 1 << 30  # parameters: matrices of a larger one are not drawn by t
 class RandomCheckpoint:
     """Holds every tensor that any family asks for; a tensor depends on the seed and its name alone.
 
-    With a tokenizer, a server can serve it as if it were a real model.
+    A server can serve it with a tokenizer, as if it were a real model.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _linear_attention_shapes(config: ModelConfig, linear: LinearAttention | None) -> dict[str, tuple[int, ...]]:
-    """Under the names of Qwen3-Next, and of Qwen3.5."""
+    """Shapes by the names of Qwen3-Next, and of Qwen3.5."""
     assert linear is not None
     hidden, heads, values = config.hidden_size, linear.num_value_heads, linear.values_size
     return {

@@ -1,6 +1,6 @@
 """Collectives between the ranks of one model, and the linears that need them: sums of parts, columns side by side.
 
-How ranks reach each other is elsewhere: `ops/shared_memory.py` on a CPU, `runner/ranks` between devices.
+The ways by which ranks reach each other are elsewhere: `ops/shared_memory.py` on a CPU, `runner/ranks` between devices.
 A model on one rank has none of these objects in it: its linears are those that the operations made.
 """
 

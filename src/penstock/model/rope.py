@@ -71,7 +71,7 @@ def paired_rows(head_dim: int, rotary_dim: int, *, neighbours: bool = False) -> 
 
 
 def _one_set(scaling: RopeScaling, max_context: int) -> RopeScaling:
-    """Of two sets of factors, one for all sequences: were it to change as a sequence grows, what its cache holds would
+    """One of two sets of factors, for all sequences: were it to change as a sequence grows, what its cache holds would
     have to be computed anew, and no other could share it."""
     is_long = max_context > scaling.original_context
     return replace(scaling, kind="factors", factors=scaling.long_factors if is_long else scaling.factors)
@@ -107,7 +107,7 @@ def _yarn(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     num_pairs = len(frequencies)
 
     def pair(turns: float) -> float:
-        """Which pair turns so often in the original context."""
+        """Index of the pair that turns so often in the original context."""
         return num_pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
     first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.model.ops import AttentionSpec
     from penstock.model.ranks import Ranks
 
-# Of queries of a whole group beside this rank's keys and values: outputs [tokens, heads * dim] and the log-sum-exp of
-# scores [tokens, heads] in float32; -inf where a query sees no token of this rank.
+# Attention of a whole group's queries over this rank's keys and values: outputs [tokens, heads * dim] and the
+# log-sum-exp of scores [tokens, heads] in float32; -inf where a query sees no token of this rank.
 PartialAttention = Callable[[Tensor, "AttentionSpec"], tuple[Tensor, Tensor]]
 
 Merge = Callable[[Tensor, int], Tensor]  # see `merged`

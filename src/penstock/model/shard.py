@@ -1,4 +1,4 @@
-"""Which part of a model a rank has: how a linear is split, and where the rank's share begins. It knows no tensors."""
+"""Shard of a model that a rank has: how a linear is split, and where the rank's share begins. It knows no tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.model.sequence import TokenSplit
 
 
 class Split(Enum):
-    """How a linear is divided among ranks. Columns and rows are those of x @ W, as the papers on it count them."""
+    """Split of a linear among ranks. Columns and rows are those of x @ W, as the papers on it count them."""
 
     NONE = "none"  # every rank has all of it
     COLUMNS = "columns"  # each has some of the outputs
@@ -75,7 +75,7 @@ class Shard:
         return range(first * axis.unit, (first + count) * axis.unit)
 
     def _first_of(self, count: int, rank: int) -> int:
-        """Where a rank's share of so many begins. The last ranks have one more: the first has a scheduler to run."""
+        """Start of a rank's share of so many. The last ranks have one more: the first has a scheduler to run."""
         each, more = divmod(count, self.size)
         return rank * each + max(0, rank - (self.size - more))
 

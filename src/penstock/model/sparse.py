@@ -41,7 +41,7 @@ class SharedExpert:
         )
 
     def beside(self, x: Tensor, found: Tensor) -> Tensor:
-        """What the other experts found, and what this one makes of x."""
+        """Sum of what the other experts found and what this one makes of x."""
         made = self.down(self.ops.gated(self.gate_up(x), "silu"))
         return found + made if self.gate is None else self.ops.add_shared(found, made, self.gate(x))
 

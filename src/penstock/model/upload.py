@@ -1,7 +1,7 @@
 """Weights on their way from mapped files to a GPU, at the speed of the bus rather than of one core.
 
-A copy from memory that is not pinned is made by one thread of the driver, a tenth as fast as the bus. Here all cores
-fill one pinned buffer while the device reads another.
+A copy from memory that is not pinned is made by one thread of the driver, a tenth as fast as the bus. All cores fill
+one pinned buffer here, while the device reads another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Buffer:
 
 
 class Upload:
-    """CPU tensors copied to any device. On a GPU the copy is ordered before all that its current stream does next."""
+    """CPU tensors copied to any device. A copy to a GPU is ordered before all that its current stream does next."""
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []

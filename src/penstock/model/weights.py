@@ -1,4 +1,4 @@
-"""From named tensors to packed weights on a device, checked on the way. Knows no architecture and no file format."""
+"""Packed weights on a device from named tensors, checked on the way. Knows no architecture and no file format."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Weights:
         return self.tensor(path, size).to(self.ops.activation_dtype)
 
     def norm(self, path: str, size: int) -> Tensor:
-        """The same, of a family whose norms may count from one. What is added then is not to be rounded away."""
+        """A norm's weight, in a family whose norms may count from one. The addition is not to be rounded away."""
         offset = self.config.norm_offset
         return self.tensor(path, size).float() + offset if offset else self.vector(path, size)
 
@@ -153,7 +153,7 @@ class Weights:
         self.sites.append(Site(linear, sizes, num_inputs, order, parts))
 
     def weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:
-        """Such projections' weights, as they are to be kept, to be packed by the caller."""
+        """Weights of such projections, as they are to be kept, to be packed by the caller."""
         return self.quantize(self.stored_weight(outputs, inputs, split=split))
 
     def stored_weight(self, outputs: Outputs, inputs: int | Axis, *, split: Split) -> Weight:

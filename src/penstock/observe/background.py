@@ -59,7 +59,7 @@ def count_error(name: str, error: Exception) -> None:
 
 
 def errors() -> dict[str, int]:
-    """How often each kind of work has met an error that nobody expected."""
+    """Returns how often each kind of work has met an error that nobody expected."""
     with _lock:
         return dict(_errors)
 

@@ -1,7 +1,7 @@
-"""What the event loop has to say and a thread writes down, a few times a second and many at a time.
+"""Entries that the event loop appends and a thread writes down, a few times a second and many at a time.
 
-Saying it costs an append: nothing is put into words before the thread does it, and no request waits for a disk or for
-whoever reads. What cannot be written, or comes faster than it can be, is lost, and counted.
+An entry costs an append: nothing is put into words before the thread does it, and no request waits for a disk or for
+whoever reads. One that cannot be written, or comes faster than it can be, is lost, and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a replica exports of its devices, as far as it can be told: of a GPU by NVML or dcgm-exporter, else nothing."""
+"""Metrics that a replica exports of its devices: of a GPU what NVML or dcgm-exporter tells, else nothing."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from penstock.observe.background import Worker, outliving
 
 
 class Recurring(ABC):
-    """From `start` to `close`, or as a context."""
+    """Work that a thread repeats, from `start` to `close`, or as a context."""
 
     def __init__(self, name: str, every_s: float) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class Recurring(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """In the thread; the last time in whoever closes it."""
+        """Does the work once: in the thread, and the last time in whoever closes it."""
 
     def start(self) -> Self:
         self._thread.start()
@@ -32,7 +32,7 @@ class Recurring(ABC):
         return self
 
     def close(self) -> None:
-        """What is left is done first."""
+        """Stops the thread and does what is left."""
         if self._worker is not None:
             self._worker.stop()
         self._stopping.set()

@@ -35,7 +35,7 @@ def redact(text: str) -> str:
 
 
 class RedactCredentials(logging.Filter):
-    """On a log's output, it sees to it that no key is written, whoever logs it; tracebacks included."""
+    """A filter of a log's output that lets no key be written, whoever logs it; tracebacks included."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = redact(_message(record)), None

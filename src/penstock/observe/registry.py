@@ -73,7 +73,7 @@ class Registry:
                 yield metric, [(labels, count.value) for labels, count in list(self._counts[metric].items())]
 
     def exposition(self) -> bytes:
-        """In Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
         lines: list[str] = []
         for metric in self._catalog:
             lines += (f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}")

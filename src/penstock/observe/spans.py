@@ -20,7 +20,7 @@ _LOW_56 = (1 << 56) - 1
 
 
 class Kind(IntEnum):
-    """As OTLP counts them."""
+    """Kinds of spans as OTLP counts them."""
 
     INTERNAL = 1
     SERVER = 2
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class Root(NamedTuple):
-    """Where a request's own spans begin: its trace, whose child it is, and the id of its first span."""
+    """The root of a request's own spans: its trace, whose child it is, and the id of its first span."""
 
     trace_id: str
     span_id: str
@@ -54,7 +54,7 @@ class Root(NamedTuple):
     link: TraceContext | None = None
 
     def child(self, span_id: str) -> TraceContext:
-        """What is sent on, to be gone on with by somebody else."""
+        """Returns what is sent on, to be gone on with by somebody else."""
         return TraceContext(self.trace_id, span_id, self.is_sampled, self.state, self.is_random)
 
 
@@ -66,7 +66,7 @@ class Sampling(NamedTuple):
     slow_s: float = 60.0
 
     def keeps(self, root: Root, *, has_failed: bool, ttft_s: float | None, total_s: float | None) -> bool:
-        """Told of a request that is over."""
+        """Whether the trace of a request that is over is kept."""
         return (
             root.is_sampled
             or has_failed
@@ -106,5 +106,5 @@ class Roots:
         return Root(f"{number:032x}", self.span_id(), "", self._is_sampled(number & _LOW_56), b"", True, link)
 
     def _is_sampled(self, low: int) -> bool:
-        """By the trace's id, so that all who sample by it agree."""
+        """Whether a trace is sampled, told by its id, so that all who sample by it agree."""
         return low >= _LOW_56 + 1 - self._bound

@@ -25,7 +25,7 @@ _MAX_STATE = 2048  # bytes; the least that must be passed on are 512
 
 
 class TraceContext(NamedTuple):
-    """Whose child a span is."""
+    """The trace and the span whose child a span is."""
 
     trace_id: str  # 32 hex digits
     span_id: str  # 16 hex digits
@@ -34,7 +34,7 @@ class TraceContext(NamedTuple):
     is_random: bool = False  # the trace id's last seven bytes are
 
     def headers(self) -> bytes:
-        """As lines of a request."""
+        """Returns the context as lines of a request."""
         flags = _SAMPLED * self.is_sampled | _RANDOM * self.is_random
         lines = f"traceparent: 00-{self.trace_id}-{self.span_id}-{flags:02x}\r\n".encode()
         return lines + b"tracestate: %b\r\n" % self.state if self.state else lines

@@ -1,6 +1,6 @@
 """The protocol's calls, whatever they come over: questions about the server and its models, and inference.
 
-Each is one or two requests to the application in the caller's name. What the application refuses is raised as a
+Each is one or two requests to the application in the caller's name. A refusal of the application is raised as a
 `Refusal`, with its status and words.
 """
 
@@ -57,7 +57,7 @@ class Calls:
         self.repository = repository or OrderedModels(app, self.is_model_ready)
 
     def tensors_of(self, model: str) -> TensorCalls | None:
-        """Who answers for a model that takes tensors; None: it makes text."""
+        """Calls of a model that takes tensors; None: it makes text."""
         return self._tensors if self._tensors is not None and self._tensors.owns(model) else None
 
     def known_tensors_of(self, model: str) -> TensorCalls:
@@ -114,7 +114,7 @@ class Calls:
         return await self.is_ready(caller)
 
     async def server_metadata(self, caller: Caller) -> dict[str, Any]:
-        """For whoever may ask which models there are."""
+        """Metadata of the server, for callers that may ask which models there are."""
         await self._get(caller, b"/v1/models")
         return server_metadata(has_tensors=self._tensors is not None)
 

@@ -123,8 +123,8 @@ _NUMBERS = {
 
 
 def config_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The members of a ModelConfigResponse, of a configuration as JSON has it. What the message has no place for is
-    left out."""
+    """The members of a ModelConfigResponse, of a configuration as JSON has it. Members without a place in the message
+    are left out."""
     return {"config": _fields("ModelConfig", config)}
 
 

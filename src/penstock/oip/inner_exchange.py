@@ -1,6 +1,6 @@
-"""A request that is asked inside the process: an exchange without a connection, and who waits for its answer.
+"""A request that is asked inside the process: an exchange without a connection, and a mailbox for its answer.
 
-The answer waits in a mailbox. When that is full the application is told to pause, as it is by a slow client.
+The answer waits in a mailbox. A full mailbox tells the application to pause, as a slow client does.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Answer(NamedTuple):
 
 
 class InnerExchange(Exchange):
-    """Answered by an application; `head`, then `parts`, wait for what it says. Whoever asks calls `lost` in the end,
-    which changes nothing where the answer is complete."""
+    """Answered by an application; `head`, then `parts`, wait for what it says. The asker calls `lost` in the end, which
+    changes nothing where the answer is complete."""
 
     __slots__ = ("_changed", "_head", "_is_broken", "_is_complete", "_is_paused", "_num_bytes", "_parts")
 

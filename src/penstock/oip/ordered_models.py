@@ -46,6 +46,11 @@ class _Models(msgspec.Struct):
     models: list[ModelSeen]
 
 
+_model_seen_decoder = msgspec.json.Decoder(ModelSeen)
+_cards_decoder = msgspec.json.Decoder(_Cards)
+_models_decoder = msgspec.json.Decoder(_Models)
+
+
 class OrderedModels:
     """The `RepositoryCalls` of models that orders load and unload, and the index of those that stay."""
 
@@ -59,11 +64,11 @@ class OrderedModels:
         shared = await ask(self._app, caller, b"GET", MODELS_PATH.encode())
         found = {}
         if shared.status == 200:
-            found = {one.name: _entry(one) for one in _read(shared, _Models).models}
+            found = {one.name: _entry(one) for one in _read(shared, _models_decoder).models}
         known = await ask(self._app, caller, b"GET", b"/v1/models")
         if known.status != 200 and not found:
             raise read_refusal(*known)
-        for card in _read(known, _Cards).data if known.status == 200 else ():
+        for card in _read(known, _cards_decoder).data if known.status == 200 else ():
             if card.id not in found:
                 found[card.id] = await self._entry_of(caller, card.id)
         return [entry for entry in found.values() if not only_ready or entry["state"] == _READY]
@@ -80,11 +85,11 @@ class OrderedModels:
     async def load(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
         """Returns when the model is loaded."""
         _check_parameters("load", parameters)
-        seen = _read(await self._order(caller, b"POST", model, "/load"), ModelSeen)
+        seen = _read(await self._order(caller, b"POST", model, "/load"), _model_seen_decoder)
         order = FollowedOrder("load", seen)
         while not order.is_done(seen):
             await asyncio.sleep(LOOK_S)
-            seen = _read(await self._order(caller, b"GET", model), ModelSeen)
+            seen = _read(await self._order(caller, b"GET", model), _model_seen_decoder)
 
     async def unload(self, caller: Caller, model: str, parameters: Mapping[str, object]) -> None:
         _check_parameters("unload", parameters)
@@ -121,8 +126,8 @@ def _check_parameters(verb: str, parameters: Mapping[str, object]) -> None:
             raise UnsupportedParameter(said, param="parameters")
 
 
-def _read(answer: Answer, kind: type[T]) -> T:
+def _read(answer: Answer, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return msgspec.json.decode(answer.body, type=kind)
+        return decoder.decode(answer.body)
     except msgspec.DecodeError:
         raise EngineFailed("the answer about models cannot be read") from None

@@ -125,7 +125,7 @@ class _Writer:
 
 @dataclass(frozen=True)
 class GrpcPort:
-    """Where it listens. `shares`: other processes of this host listen there too, and connections are shared out."""
+    """Listening address. `shares`: other processes of this host listen there too, and connections are shared out."""
 
     host: str
     port: int
@@ -195,7 +195,7 @@ class OverGrpc:
             if name == "ModelStreamInfer":
                 handlers[name] = grpc.stream_stream_rpc_method_handler(self._stream_infer, None, write)
             elif name == "ModelInfer":
-                # As a stream of one, so that its caller is known before it is read.
+                # A stream of one, so that its caller is known before it is read.
                 handlers[name] = grpc.stream_unary_rpc_method_handler(self._infer, None, write)
             else:
                 answering = _answering(FILE[request], answers[name], FILE[response])
@@ -310,7 +310,7 @@ class OverGrpc:
             raise RequestTimeout("the request did not arrive in time") from None
 
     async def _answer(self, data: bytes, caller: Caller, write: Callable[[Message], Awaitable[None]]) -> None:
-        """One request of a stream. Whatever happens to it ends here."""
+        """One request of a stream. No error of it gets out of here."""
         request = InferRequest()
         try:
             request = await self._calls.read(len(data), lambda: _infer_message(data))

@@ -73,7 +73,7 @@ class Target(NamedTuple):
 
 
 def is_ours(path: bytes) -> bool:
-    """Under /v2 there are other APIs too, such as /v2/rerank."""
+    """Whether a path is the protocol's: under /v2 there are other APIs too, such as /v2/rerank."""
     return path in (_ROOT, b"/v2/") or path.startswith((_MODELS, _REPOSITORY, b"/v2/health/"))
 
 

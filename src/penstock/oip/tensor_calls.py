@@ -16,7 +16,7 @@ from penstock.oip.inner_exchange import Caller
 
 
 class TensorBody(NamedTuple):
-    """Of a request or an answer."""
+    """Body of a request or an answer."""
 
     data: bytes
     json_length: int | None = None  # None: no bytes come after the JSON
@@ -52,7 +52,7 @@ class RepositoryCalls(Protocol):
 
 
 def json_length(headers: Mapping[bytes, bytes], num_bytes: int) -> int | None:
-    """Where the JSON of a body ends, as the header says. Raises InvalidRequest."""
+    """Length of the JSON in a body, as the header says. Raises InvalidRequest."""
     told = headers.get(HEADER_LENGTH)
     if told is None:
         return None
@@ -63,7 +63,7 @@ def json_length(headers: Mapping[bytes, bytes], num_bytes: int) -> int | None:
 
 
 def header_lines(body: TensorBody) -> bytes:
-    """Of an answer over HTTP."""
+    """Header lines of an answer over HTTP."""
     if body.json_length is None:
         return JSON + render(body.headers.items())
     own = [(b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % body.json_length)]

@@ -73,7 +73,7 @@ class TensorRelay:
         return found | {"name": model}
 
     async def statistics(self, caller: Caller, model: str, version: str) -> dict[str, Any]:
-        """Those of one replica."""
+        """Statistics of one replica."""
         return await self._described(caller, TensorCall(model=model, version=version, call="statistics"))
 
     async def _described(self, caller: Caller, call: TensorCall) -> dict[str, Any]:

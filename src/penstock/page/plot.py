@@ -155,13 +155,13 @@ def _limit(limit: Limit, x_axis: _Axis, y_axis: _Axis, down: int) -> str:
 
 
 def _marks(value: float) -> list[float]:
-    """Of a logarithmic axis, around a value."""
+    """Returns the marks of a logarithmic axis around a value."""
     power = 10.0 ** math.floor(math.log10(value))
     return [power * factor for factor in (0.5, 1, 2, 5, 10, 20)]
 
 
 def _step(high: float) -> float:
-    """Of about five ticks: 1, 2 or 5 times a power of ten."""
+    """Returns the step of about five ticks: 1, 2 or 5 times a power of ten."""
     rough = high / 5
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

@@ -1,4 +1,4 @@
-"""How the page of a report looks."""
+"""The style of a report's page."""
 
 STYLE = """
 :root { color-scheme: light dark; --bg: #fbfbfa; --card: #fff; --ink: #1d2229; --dim: #67707c; --rule: #e4e6e9;

@@ -1,7 +1,7 @@
-"""Quantization: from the weights a checkpoint has to those a device reads faster.
+"""Quantization of a checkpoint's weights to those that a device reads faster.
 
-Here, while they are loaded: formats, no models. `penstock quantize` is in `job`, over `walk` and `layerwise`, which put
-data through a model's layers, and `gptq` and `awq`, which see a weight and what it is given.
+This module does it while they are loaded: formats, no models. `penstock quantize` is in `job`, over `walk` and
+`layerwise`, which put data through a model's layers, and `gptq` and `awq`, which see a weight and what it is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """AWQ (Lin et al., 2023): channels that carry large activations are scaled up before the weight is rounded, and down
 again where they come from, so that their rounding costs less; then the ends of each group are cut off where that helps.
 
-How far, is searched for. Knows tensors, no models: whoever calls divides what feeds the layer by the scales.
+A search finds how far. Knows tensors, no models: the caller divides what feeds the layer by the scales.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def best_scales(linears: Sequence[tuple[Tensor, Inputs]], grid: Grid, group: int
 
 
 def _cost(weight: Tensor, inputs: Inputs, grid: Grid, group: int, by_column: Tensor) -> float:
-    """Of rounding the weight so scaled: how far its outputs move, over all rows."""
+    """Cost of rounding the weight so scaled: how far its outputs move, over all rows."""
     groups = (weight * by_column).view(weight.shape[0], -1, group)
     error = grid.error(groups, grid.widest(groups)).flatten(1) / by_column
     return float(((error @ inputs.products) * error).sum()) * inputs.num_rows

@@ -1,7 +1,7 @@
 """GPTQ (Frantar et al., 2022): a weight is rounded column by column, and what a column's rounding does to the layer's
 output is made up for, as far as it can be, by the columns that are not rounded yet.
 
-Which columns can stand in for which is in the inverse of the inputs' second moments. Knows tensors, no models.
+The inverse of the inputs' second moments tells which columns can stand in for which. Knows tensors, no models.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BLOCK = 128  # columns after which the rest of the weight learns of the errors
 def quantized(weight: Tensor, inputs: Inputs, grid: Grid, group: int, *, act_order: bool) -> GroupedWeight:
     """A [out, in] weight in float32.
 
-    Columns with the largest inputs go first: what comes later makes up for them. With `act_order` they are grouped
-    so too, which fits the scales better and costs whoever serves it a gather; else groups stay as they lie.
+    Columns with the largest inputs go first: what comes later makes up for them. They are grouped so too with
+    `act_order`, which fits the scales better and costs a gather when it is served; else groups stay as they lie.
     """
     moments = inputs.products
     order = torch.argsort(moments.diagonal(), descending=True, stable=True)
@@ -39,7 +39,7 @@ def quantized(weight: Tensor, inputs: Inputs, grid: Grid, group: int, *, act_ord
 
 
 def inverse_factor(moments: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse. Of a column that is always zero nothing is known: it stands alone."""
+    """The upper Cholesky factor of the inverse. A column that is always zero tells nothing: it stands alone."""
     moments = moments.clone()
     diagonal = moments.diagonal()
     mean = diagonal.mean().clamp(min=1e-12)

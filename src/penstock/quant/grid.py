@@ -1,6 +1,6 @@
 """The numbers that a group of weights may become: equal steps from a zero point, as many as the bits can count.
 
-Which steps are best depends on what an error costs; whoever fits a grid says it. Knows no method and no layout.
+The best steps depend on what an error costs; the caller that fits a grid says it. Knows no method and no layout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.model.quantized.grouped import Bits, GroupedWeight, packed
 
-# Of a group's largest number, the shares at which it may be cut off: finer steps for all others.
+# Shares of a group's largest number at which it may be cut off: finer steps for all others.
 SHARES = tuple(1.0 - 0.05 * i for i in range(11))
 
 Cost = Callable[[Tensor], Tensor]  # of errors [out, groups, in group], for each group: [out, groups]
@@ -45,7 +45,7 @@ class Grid:
         return self._signed(low, high) if self.symmetric else self._shifted(low, high)
 
     def best(self, groups: Tensor, cost: Cost) -> Steps:
-        """Of several shares, the one whose errors cost least; each group has its own."""
+        """Steps of the share whose errors cost least, of several; each group has its own."""
         best = self.widest(groups)
         least = cost(self.error(groups, best))
         for share in SHARES[1:]:
@@ -91,6 +91,6 @@ class Grid:
 
 
 def _representable(scales: Tensor) -> Tensor:
-    """In float16, and not zero."""
+    """Scales rounded to float16, and not zero."""
     narrow = scales.to(torch.float16)
     return torch.where(narrow == 0, torch.finfo(torch.float16).tiny, narrow).float()

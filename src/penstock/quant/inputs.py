@@ -1,4 +1,4 @@
-"""What a linear layer was given to multiply: all that GPTQ and AWQ know of the data."""
+"""Statistics of a linear layer's inputs: all that GPTQ and AWQ know of the data."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Inputs:
 
 
 def mean_magnitudes(several: Sequence[Inputs]) -> Tensor:
-    """Over all their rows."""
+    """Mean magnitudes over all their rows."""
     total = sum(one.num_rows for one in several)
     return torch.stack([one.magnitudes * (one.num_rows / total) for one in several]).sum(dim=0)

@@ -1,6 +1,6 @@
 """Weights in 4- and 8-bit integers, rounded to the nearest: what `--quant int4`, `int8` and `w8a8` do at load time.
 
-Fast and good enough for 8 bits. At 4 bits a method that looks at activations loses less: see `penstock quantize`.
+Fast and good enough for 8 bits. A method that looks at activations loses less at 4 bits: see `penstock quantize`.
 """
 
 from __future__ import annotations

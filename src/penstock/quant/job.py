@@ -1,4 +1,4 @@
-"""From a checkpoint to a directory with a quantized one: layer by layer, each written as soon as it is made.
+"""Quantization of a checkpoint into a directory: layer by layer, each written as soon as it is made.
 
 A run that goes on reads the layers that are there and passes the data through them: what it writes is what the first
 run would have written.

@@ -77,7 +77,7 @@ def fit_mlp(layer: OpenLayer, walk: Walk, method: Method) -> None:
 
 
 def fit(linear: KeptLinear, given: Iterable[Tensor], sources: Tensor, method: Method) -> Tensor | None:
-    """What is to be divided."""
+    """Fits a linear to its inputs and quantizes it; returns the divisors of what feeds it."""
     inputs = inputs_of(linear, given)
     found = method([Given(linear.wide, inputs)], sources.to(linear.wide.device))
     linear.become(found.weights[0])
@@ -114,6 +114,6 @@ def _channels(walk: Walk) -> Tensor:
 
 
 def _value_channels(heads: int, kv_heads: int, head_dim: int) -> Tensor:
-    """Which channel of v each column of the output projection comes from: heads of one group share theirs."""
+    """Channel of v that each column of the output projection comes from: heads of one group share theirs."""
     kv_head = torch.arange(heads) // (heads // kv_heads)
     return (kv_head[:, None] * head_dim + torch.arange(head_dim)).flatten()

@@ -1,6 +1,6 @@
 """A layer's experts made small: each is fitted to the rows that the router hands it. The router itself stays.
 
-What feeds all experts is one norm, so they are scaled together, and whatever else reads that norm makes up for it.
+One norm feeds all experts, so they are scaled together, and all else that reads that norm makes up for it.
 """
 
 from __future__ import annotations

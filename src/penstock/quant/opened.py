@@ -1,7 +1,7 @@
 """A decoder's layer with its linears in the open: each still knows its weight, and may be given another where it is.
 
-Whatever family it is of, the layer runs at any time, as it is by then. What its parts are called in files is known
-here; how weights get small is not.
+A layer of any family runs at any time, as it is by then. This module knows what its parts are called in files; not how
+weights get small.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OpenLayer:
 
     @property
     def attention_end(self) -> Norm | None:
-        """What the attention gives is normed by it before it is added."""
+        """Norm of the attention's output before it is added; None: it is added as it is."""
         return self.layer.attention_end if isinstance(self.layer, GemmaLayer) else None
 
     @property
@@ -95,7 +95,7 @@ class OpenLayer:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        """Those before linears, by their names in files. What comes after linears, or within them, never changes."""
+        """Norms before linears, by their names in files. Norms after linears, or within them, never change."""
         before_mlp = self.layer.mlp_norm if isinstance(self.layer, GemmaLayer) else "post_attention_layernorm"
         return {
             f"{self.prefix}input_layernorm.weight": self.attention.norm,
@@ -132,7 +132,7 @@ class OpenLayer:
         return f"{self.prefix}{self._expert_names.block}.experts.{number}"
 
     def narrow_routers(self, dtype: torch.dtype) -> None:
-        """As they will be stored."""
+        """Rounds the routers as they will be stored."""
         for router in self.routers.values():
             router.become(router.wide.to(dtype).float())
 

@@ -1,4 +1,4 @@
-"""What quantizing cost: a model's surprise at a text, and how far its predictions moved from the original's."""
+"""Quality lost by quantizing: a model's surprise at a text, and how far its predictions moved from the original's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def walked(
 
 @torch.no_grad()
 def judged(walk: Walk, original: Walk | None = None) -> Quality:
-    """Against another that has walked the same text; without one, it is the original."""
+    """Quality against another walk over the same text; without one, it is the original's."""
     surprise = divergence = 0.0
     count = 0
     others = repeat(None) if original is None else original.outputs()

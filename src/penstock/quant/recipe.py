@@ -1,4 +1,4 @@
-"""What a model is to become: the method, its numbers, and the layout that others read too.
+"""Recipe of a quantized model: the method, its numbers, and the layout that others read too.
 
 gptq   4 or 8 bits in groups, fitted to data; AutoGPTQ's and GPTQModel's layout
 awq    4 bits in groups with zero points, fitted to data; AutoAWQ's layout (gemm)
@@ -61,7 +61,7 @@ class Recipe:
         return grid.nearest(weight, grid.widest(weight.view(weight.shape[0], -1, self.group)))
 
     def fit(self, givens: Sequence[Given], sources: Tensor) -> Fitted:
-        """Linears that the same channels feed. Of those that were given too little, each number by itself."""
+        """Fits linears that the same channels feed. Those that were given too little get each number by itself."""
         assert self.group is not None
         grid = Grid(self.bits, self.symmetric)
         if self.method == "gptq":
@@ -101,7 +101,7 @@ class Recipe:
         return compressed_config(format, scheme_entry(kind, "channel"), inputs, plain=plain)
 
     def tensors(self, name: str, weight: Weight) -> dict[str, Written]:
-        """What a file has of the weight of this name."""
+        """Tensors that a file has of the weight of this name."""
         stored = _stored(weight)
         if isinstance(stored, StoredTensor):
             return w8a8_tensors(name, stored)
@@ -118,7 +118,7 @@ def make_recipe(
     symmetric: bool | None = None,
     act_order: bool = False,
 ) -> Recipe:
-    """With a default for all that is not said. A wish is met or refused."""
+    """Recipe with a default for all that is not said. A wish is met or refused."""
     _check_family(config)
     _check_attention(config)
     _check_shapes(config)
@@ -142,7 +142,7 @@ def make_recipe(
 
 
 def columns(config: ModelConfig) -> tuple[int, ...]:
-    """Of the linears, by what they multiply: the stream, the heads, and what is inside of MLPs and of experts."""
+    """Columns of the linears, by what they multiply: the stream, the heads, and the inside of MLPs and of experts."""
     experts, dense = config.experts, any(not config.has_experts(layer) for layer in range(config.num_layers))
     inside = [] if experts is None else [experts.intermediate_size, experts.shared_intermediate_size]
     inside += [config.intermediate_size] if dense else []

@@ -1,4 +1,4 @@
-"""What `penstock quantize` saved and cost: sizes, perplexities, tokens a second."""
+"""Report of what `penstock quantize` saved and cost: sizes, perplexities, tokens a second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def saved(self) -> float:
-        """Of the linears' memory, against 16 bits."""
+        """Share of the linears' memory saved, against 16 bits."""
         return 1 - self.linears_in_memory / self.linears_in_16_bits
 
 

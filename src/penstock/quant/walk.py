@@ -67,7 +67,7 @@ class Walk:
     def __init__(
         self, checkpoint: Checkpoint, token_ids: Tensor, device: torch.device, *, dtype: torch.dtype = torch.float32
     ) -> None:
-        """`token_ids` [windows, length]. What no linear multiplies is rounded to `dtype`, as it will be stored."""
+        """`token_ids` [windows, length]. Tensors that are no linear's get rounded to `dtype`, as they are stored."""
         check_family(checkpoint.config)
         self.config = checkpoint.config
         self.ops = KeepingOps(device)
@@ -84,7 +84,7 @@ class Walk:
         self._load = LAYERS[self.config.architecture](self._weights(checkpoint))
 
     def layer(self, index: int, checkpoint: Checkpoint | None = None) -> OpenLayer:
-        """From the checkpoint, or from another that has it."""
+        """Layer of the checkpoint, or of another that has it."""
         weights = self._weights(checkpoint or self._checkpoint).at(f"model.layers.{index}")
         loaded = self._load(weights, self._ropes(index), index)
         assert isinstance(loaded, DecoderLayer | GemmaLayer | SparseLayer)
@@ -96,7 +96,7 @@ class Walk:
         return (self.ops.normed(Stream(part), norm) for part in hidden)
 
     def attended(self, qkvs: Iterable[Tensor], attention: Attention) -> list[Tensor]:
-        """What goes into the attention's output projection."""
+        """Inputs of the attention's output projection."""
         found = []
         for qkv, batch in zip(qkvs, self._batches, strict=True):
             self.ops.begin(batch)
@@ -104,7 +104,7 @@ class Walk:
         return found
 
     def add(self, found: Iterable[Tensor], norm: Norm | None) -> None:
-        """What a part of a layer gives, normed if there is a norm."""
+        """Adds to the stream what a part of a layer gives, normed if there is a norm."""
         for hidden, x in zip(self.hidden, found, strict=True):
             hidden += x if norm is None else self.ops.normed(Stream(x), norm)
 
@@ -114,7 +114,7 @@ class Walk:
             layer.layer(Stream(hidden), self._cache, batch)  # adds to it
 
     def outputs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """After the last layer, window by window: its logits and its tokens."""
+        """Outputs after the last layer, window by window: its logits and its tokens."""
         norm = load_norm(self._weights(self._checkpoint), "model.norm")
         head = self._table("model.embed_tokens.weight" if self.config.tied_embeddings else "lm_head.weight")
         length = self.token_ids.shape[1]

@@ -1,4 +1,4 @@
-"""How far an estimate of the time to a first token is to be believed: it is held against what was measured.
+"""The accuracy of an estimate of the time to a first token: it is held against what was measured.
 
 The router's own estimate, the wait behind others and the prompt by the prefill speed, is right about who is better
 rather than about seconds. So the same two parts are also fitted to what was measured, and judged on requests that the
@@ -21,7 +21,7 @@ Column = NDArray[np.float64]
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Of seconds."""
+    """The spread of seconds."""
 
     mean_s: float
     p50_s: float
@@ -40,7 +40,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """Of estimates for what was really done. `explained`: of the variance; 0 is as good as the mean of all."""
+    """Estimates' accuracy for what was really done. `explained`: of the variance; 0 is as good as the mean of all."""
 
     estimated: Spread
     mean_error_s: float  # without its sign

@@ -28,7 +28,7 @@ _FULL: dict[str, Callable[[ReplicaSnapshot, Load], dict[str, int]]] = {
 
 
 class Shown(NamedTuple):
-    """What a policy is shown: a request, those that could take it, and how many of its first blocks each holds."""
+    """Facts for a policy: a request, those that could take it, and how many of its first blocks each holds."""
 
     request: EdgeRequest
     replicas: Sequence[ReplicaSnapshot]
@@ -55,7 +55,7 @@ class Shown(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of the time to a first token, as the router expects it: behind others, and for the prompt itself."""
+    """Parts of the time to a first token, as the router expects it: behind others, and for the prompt itself."""
 
     queue_s: float
     prefill_s: float
@@ -82,7 +82,7 @@ def as_recorded(decided: Decided) -> Shown:
 
 
 def recorded_choice(decided: Decided, shown: Shown) -> Choice:
-    """With the scores that it was made by."""
+    """Returns the recorded choice with the scores that it was made by."""
     picked = next(replica for replica in shown.replicas if replica.id == decided.picked)
     return Choice(
         picked,
@@ -101,7 +101,7 @@ def recorded_choice(decided: Decided, shown: Shown) -> Choice:
 
 
 class OtherPolicy:
-    """With `carries`, what it would have done differently before is part of what it is shown."""
+    """Another policy than the log's. With `carries` it is shown what it would have done differently before, too."""
 
     def __init__(self, routing: RoutingSettings, *, carries: bool = False) -> None:
         self._index = PrefixIndex(predicted_s=0.0)  # a log tells who holds what, predictions included
@@ -110,7 +110,7 @@ class OtherPolicy:
         self._last: dict[str, ReplicaSnapshot] = {}
 
     def shown(self, recorded: Shown, as_it_was: World, now: float) -> Shown:
-        """What the log says, changed by what is different by now: who had no room may have it, and who had it not."""
+        """Returns what the log says, with what differs by now: those without room may have it, and the reverse."""
         if self.world is None:
             return recorded
         request, known = recorded.request, {replica.id for replica in recorded.replicas}
@@ -136,7 +136,7 @@ class OtherPolicy:
         return Shown(request, free, matched, on_host=recorded.on_host)
 
     def _full(self, recorded: Shown, as_it_was: World, now: float) -> list[ReplicaSnapshot]:
-        """As they were last seen, but full."""
+        """Returns the replicas that had no room as they were last seen, but full."""
         return [
             replace(last, load=replace(last.load, **_FULL[why](last, as_it_was.load(last, now))))
             for name, why in recorded.full.items()
@@ -144,7 +144,7 @@ class OtherPolicy:
         ]
 
     def _has_room(self, request: EdgeRequest, replica: ReplicaSnapshot, saved: int) -> bool:
-        """As admission has it."""
+        """Whether the replica has room, as admission has it."""
         saved = saved if self._router.goes_by_prefixes(request.model) else 0
         return not replica.sequences or blocked_by(request, replica, 1.0, 0.0, saved) is None
 
@@ -166,7 +166,7 @@ class OtherPolicy:
 
 
 def unexplained(recorded: Shown, as_it_was: World) -> list[tuple[ReplicaSnapshot, Sequence[int]]]:
-    """What replicas hold though nobody in the log sent it there: it was there before, whatever the policy."""
+    """Returns what replicas hold though nobody in the log sent it there: it was there before, whatever the policy."""
     known = as_it_was.held(recorded.request, recorded.replicas)
     return [
         (replica, recorded.request.hashes[:blocks])

@@ -28,7 +28,7 @@ from penstock.router.strategies import RoutingSettings
 
 
 class Pick(NamedTuple):
-    """What a policy chose, and what can be expected of it."""
+    """The replica that a policy chose, and what can be expected of it."""
 
     replica: ReplicaSnapshot
     parts: Parts
@@ -52,7 +52,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Tally:
-    """Of one policy, the recorded one included."""
+    """The tally of one policy, the recorded one included."""
 
     num_same: int = 0  # as recorded, of choices among several
     requests: Counter[str] = field(default_factory=Counter)  # by replica
@@ -110,8 +110,8 @@ class Replay:
         return self.num_choices - self.num_sent_on
 
     def by_guess(self) -> list[bool]:
-        """Of each that ended, whether it came before the first speed of its model was measured: its seconds would be
-        in another unit than those of all who came later. Where none ever is, all are in the same."""
+        """Returns for each that ended whether it came before the first speed of its model was measured: its seconds
+        would be in another unit than those of all who came later. Where none ever is, all are in the same."""
         return [model in self._timed_models for model in self._guessed]
 
     def read(self, entries: Iterable[Decided | Ended]) -> Replay:
@@ -163,7 +163,7 @@ class Replay:
             self._sent_on.add(decided.id)
 
     def _ended(self, ended: Ended) -> None:
-        """Of one that was sent on nobody can tell which choice its time is of."""
+        """Takes the end of a request. One that was sent on is left out: nobody can tell which choice its time is of."""
         found = self._open.pop(ended.id, None)
         if found is None:
             return

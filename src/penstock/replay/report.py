@@ -1,4 +1,4 @@
-"""What a replay found, as plain data: what `--json` prints and what the tables are made of."""
+"""The report of a replay, as plain data: what `--json` prints and what the tables are made of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALONE = (
 
 
 class Log(msgspec.Struct, frozen=True):
-    """What was read."""
+    """The log that was read."""
 
     first_s: float  # since 1970
     last_s: float
@@ -62,7 +62,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of one policy."""
+    """The outcome of one policy."""
 
     agreement: float  # the share of choices among several that are as recorded
     reused_tokens: int
@@ -157,7 +157,7 @@ def _changed(change: Change) -> Changed:
 
 
 def because(change: Change) -> str:
-    """How the two replicas differed, as the other policy saw them."""
+    """Returns how the two replicas differed, as the other policy saw them."""
     shown, new = change.other.shown, change.other.replica
     old = next((one for one in shown.replicas if one.id == change.recorded.replica.id), None)
     if old is None:

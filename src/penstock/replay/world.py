@@ -1,4 +1,4 @@
-"""What a policy's choices make of its replicas, as far as choices alone tell it: a model, and a coarse one.
+"""Replicas as a policy's choices make them, as far as choices alone tell it: a model, and a coarse one.
 
 Two are fed, one with what was chosen and one with what another policy would have chosen. Only their difference is used,
 on top of what the log says of the replicas: what the model gets wrong in both cancels. It knows no log and no policy.
@@ -72,7 +72,7 @@ class World:
         self._index.predicted(replica.id, hashes, now, most)
 
     def sent(self, request: EdgeRequest, replica: ReplicaSnapshot, tokens: float, now: float) -> None:
-        """From where it was before, if it was sent already. `tokens`: of its prompt, to be computed there."""
+        """Moves a request there from where it was, if it was sent already. `tokens`: of its prompt, to compute."""
         self.ended(request.id)
         found = self._replicas.setdefault(replica.id, _Replica())
         found.queued(now, replica.prefill_tokens_per_s)

@@ -23,6 +23,7 @@ from penstock.tenancy.routes import RouteInForce
 from penstock.tenancy.store import Store
 
 Document = dict[str, Any]
+_story_entry_decoder = msgspec.json.Decoder(StoryEntry)
 
 
 def plan_of(route: RouteInForce, values: Mapping[str, Any]) -> RolloutPlan:
@@ -90,7 +91,7 @@ def story_of(book: RolloutBook, id: str) -> list[StoryEntry]:
     found = []
     for one in book.story(id):
         try:
-            found.append(msgspec.json.decode(one.document, type=StoryEntry))
+            found.append(_story_entry_decoder.decode(one.document))
         except (ValueError, TypeError):
             continue
     return found

@@ -10,7 +10,7 @@ writes nothing: its revision is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from penstock.core.errors import Conflict, ModelNotFound, RolloutNotFound
+from penstock.core.errors import Conflict, LeaseLost, ModelNotFound, RolloutNotFound, StoreUnavailable
 from penstock.observe.background import count_error
 from penstock.rollout.policy.decide import decide
 from penstock.rollout.policy.evidence import Evidence
@@ -38,13 +38,15 @@ from penstock.rollout.policy.state import (
     targets,
 )
 from penstock.tenancy.database import Execute
-from penstock.tenancy.rollouts import Rollout
+from penstock.tenancy.rollouts import MAX_BLOCKS, Rollout
 from penstock.tenancy.routes import RouteInForce, SharesAsked
 from penstock.tenancy.store import Store
 
 log = logging.getLogger(__name__)
 
 _SAME_WEIGHT = 1e-9
+_rollout_state_decoder = msgspec.json.Decoder(RolloutState)
+_gates_decoder = msgspec.json.Decoder(list[GateResult])
 
 
 class Capacity(NamedTuple):
@@ -81,6 +83,7 @@ class RolloutRunner:
         self._clock = clock
         self._evidence: dict[str, tuple[int, Evidence]] = {}  # with the number of the last block that is in it
         self._unreadable: set[str] = set()
+        self._failing: set[str] = set()  # rollouts whose last look ended in an error that nobody expected
 
     def forget(self) -> None:
         """Somebody else may have acted meanwhile: all is read anew."""
@@ -94,16 +97,34 @@ class RolloutRunner:
             if self._capacity(rollout) is not None and (state := self._state(rollout)) is not None
         ]
 
-    def step(self) -> list[Live]:
-        """One round; returns its rollouts that are on. Raises LeaseLost or StoreUnavailable."""
+    def step(self, rollouts: Sequence[Rollout] | None = None) -> list[Live]:
+        """One round; returns its rollouts that are on. `rollouts`: as they were just read; None: all that are on.
+        Raises LeaseLost or StoreUnavailable."""
         found = []
-        rollouts = self._book.on()
+        rollouts = self._book.on() if rollouts is None else rollouts
         for rollout in rollouts:
-            if (live := self._look(rollout)) is not None:
+            if (live := self._guarded_look(rollout)) is not None:
                 found.append(live)
         on = {one.id for one in rollouts}
         self._evidence = {id: one for id, one in self._evidence.items() if id in on}
+        self._failing &= on
         return found
+
+    def _guarded_look(self, rollout: Rollout) -> Live | None:
+        """A rollout that cannot be decided stays as it is, with the capacity that it has: others go on."""
+        try:
+            live = self._look(rollout)
+            self._failing.discard(rollout.id)
+            return live
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as error:
+            count_error("rollout runner", error)
+            if rollout.id not in self._failing:
+                self._failing.add(rollout.id)
+                log.exception("rollout %s of %s cannot be decided, and stays as it is", rollout.id, rollout.model)
+            state = self._state(rollout)
+            return None if state is None else Live(rollout, state, [], targets(state))
 
     def _look(self, rollout: Rollout) -> Live | None:
         if (capacity := self._capacity(rollout)) is None:
@@ -142,12 +163,17 @@ class RolloutRunner:
     def _read(self, rollout: Rollout, state: RolloutState) -> tuple[Evidence, bool]:
         """All evidence there is, and whether some of it is new."""
         last, evidence = self._evidence.get(rollout.id) or (0, evidence_for(state))
-        newest, blocks = self._book.blocks(rollout.id, last)
-        for block in blocks:
-            evidence.add(block)
-        evidence.close(self._clock())
-        self._evidence[rollout.id] = newest, evidence
-        return evidence, bool(blocks)
+        now, newest, has_news, has_more = self._clock(), last, False, True
+        while has_more:  # a page at a time: a rollout of days has as many blocks as memory has room for
+            before = newest
+            newest, blocks = self._book.blocks(rollout.id, before)
+            has_more, has_news = newest - before >= MAX_BLOCKS, has_news or bool(blocks)
+            self._evidence.pop(rollout.id, None)  # what is added by half is read anew
+            for block in blocks:
+                evidence.add(block, now)
+            self._evidence[rollout.id] = newest, evidence
+        evidence.close(now)
+        return evidence, has_news
 
     def _record(
         self,
@@ -196,11 +222,11 @@ class RolloutRunner:
 
 def state_of(rollout: Rollout) -> RolloutState:
     """Raises ValueError or TypeError for one that another version of penstock wrote."""
-    return msgspec.json.decode(rollout.state, type=RolloutState)
+    return _rollout_state_decoder.decode(rollout.state)
 
 
 def gates_of(rollout: Rollout) -> list[GateResult]:
-    return msgspec.json.decode(rollout.gates, type=list[GateResult])
+    return _gates_decoder.decode(rollout.gates)
 
 
 def _seen(rollout: Rollout, state: RolloutState, route: RouteInForce, capacity: Capacity) -> Seen:

@@ -1,4 +1,4 @@
-"""In how many of many sets each element is, counted for all elements at once. A set is an integer, a bit for each."""
+"""Counts of the sets that each element is in, for all elements at once. A set is an integer, a bit for each."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def route_header(choice: Choice, name: Callable[[str], str] = str) -> str:
 
 
 def replica_header(choice: Choice, name: Callable[[str], str] = str) -> str:
-    """What `x-penstock-replica` says."""
+    """Returns what `x-penstock-replica` says."""
     return _printable(name(choice.replica.id)) if choice.replica is not None else ""
 
 

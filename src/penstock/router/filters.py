@@ -1,6 +1,6 @@
-"""Who can take a request at all. A filter is a reason and a function to the replicas it keeps; the first one that
-drops a replica names the reason. Nearly always none is dropped, and nothing is made then: a filter that drops none
-returns what it was given."""
+"""Filters of the replicas that can take a request at all. A filter is a reason and a function to the replicas it keeps;
+the first one that drops a replica names the reason. Nearly always none is dropped, and nothing is made then: a filter
+that drops none returns what it was given."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def that_serve_model(request: EdgeRequest, replicas: Replicas, now: float) -> Re
 def that_take_work(request: EdgeRequest, replicas: Replicas, now: float) -> Replicas:
     for r in replicas:
         if r.state is not _READY or now > r.fresh_until:
-            return [r for r in replicas if r.state_at(now) in _WORKING]
+            # The first half holds nearly always, and is ten times as fast.
+            return [r for r in replicas if (r.state is _READY and now <= r.fresh_until) or r.state_at(now) in _WORKING]
     return replicas
 
 
@@ -117,7 +118,7 @@ def prefer_warm(replicas: Replicas, random01: float) -> Replicas:
 
 
 def narrowed(request: EdgeRequest, replicas: Replicas, index: PrefixIndex) -> Replicas:
-    """Of very many: those who hold most of the prompt, and a drawn part of the others to spread the load over."""
+    """Returns some of very many: those that hold most of the prompt, and a drawn part of the others for the spread."""
     step = len(replicas) // _DRAWN
     first = int(request.random01 * 991.0 % 1.0 * step)
     holders = set(index.holders(request.hashes, _HOLDERS))

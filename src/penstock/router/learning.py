@@ -1,6 +1,6 @@
-"""What past requests tell of the next: how long a tenant's answers are, how fast a server is that does not say.
+"""Estimates from past requests: how long a tenant's answers are, how fast a server is that does not say.
 
-Means that forget, in bounded memory. Who calls tells them what was; they read no clock.
+Means that forget, in bounded memory. The caller tells them what was; they read no clock.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Observed(NamedTuple):
 
 
 class ObservedSpeeds:
-    """Of servers that do not say how fast they are: tokens of prompts per second until the first byte, of output per
-    second from there. Whatever a prompt of the usual length has to wait for there, its way included, is in it."""
+    """The speeds of servers that do not say them: tokens of prompts per second until the first byte, of output per
+    second from there. They include what a prompt of the usual length has to wait for there, and its way."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[DecayingMean, DecayingMean, DecayingMean, DecayingMean]] = {}

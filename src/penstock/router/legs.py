@@ -33,7 +33,7 @@ class SourceReason(StrEnum):
 
 
 class Alone(StrEnum):
-    """Why a replica that could pull KV blocks is given nobody to pull them from."""
+    """The reason why a replica that could pull KV blocks is given nobody to pull them from."""
 
     NEVER = "never"  # by the model's setting
     SHORT = "short_prompt"  # or one whose blocks nobody has hashed

@@ -1,4 +1,4 @@
-"""How busy a replica is, in the one unit that adds up over unequal replicas: seconds until a first token."""
+"""The load of a replica, in the one unit that adds up over unequal replicas: seconds until a first token."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def expected_ttft_s(request: EdgeRequest, replica: ReplicaSnapshot, saved_tokens
 
 
 def saved_tokens(request: EdgeRequest, replica: ReplicaSnapshot, blocks: int, on_host: int) -> int:
-    """What it is worth that a replica holds so many of a prompt's blocks, so many of them in host memory only: in
-    tokens that it need not compute."""
+    """Returns what it is worth that a replica holds so many of a prompt's blocks, so many of them in host memory only:
+    in tokens that it need not compute."""
     held = request.tokens_of(blocks)
     return held - int(replica.host_share * min(held, on_host * request.block_tokens)) if on_host else held
 
 
 @dataclass(frozen=True)
 class Load:
-    """What counts as load and how much. A second that a first token has to wait is a second; the rest is set against
+    """Weights of what counts as load. A second that a first token has to wait is a second; the rest is set against
     that."""
 
     queue: Weight = 1.0  # of a second of waiting behind others

@@ -1,4 +1,4 @@
-"""From totals to one index. Chance comes in as a draw in [0, 1)."""
+"""Pickers: functions from totals to one index. Chance comes in as a draw in [0, 1)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def power_of_two(totals: Sequence[float], random01: float) -> int:
 
 
 def least_worked(replicas: Sequence[ReplicaSnapshot], totals: Sequence[float], picked: int) -> int:
-    """Among the replicas that are as good as the picked one, the one with the fewest steps since its start; the picked
-    one, if that is among them. Equals are mostly idle, and draws would leave some of them so for long."""
+    """Returns, of the replicas that are as good as the picked one, the one with the fewest steps since its start; the
+    picked one, if that is among them. Equals are mostly idle, and draws would leave some of them so for long."""
     total, found, least = totals[picked], picked, replicas[picked].load.steps
     for index, replica in enumerate(replicas):
         if replica.load.steps < least and totals[index] == total:

@@ -1,12 +1,12 @@
-"""Which replica holds the beginning of which prompt, by the hashes of routing blocks.
+"""The prefix index: which replica holds the beginning of which prompt, by the hashes of routing blocks.
 
-A replica that publishes what it stores and removes is followed exactly. Of one that says nothing the index knows what
+A replica that publishes what it stores and removes is followed exactly. The index knows of one that says nothing what
 was sent there, as much as its KV cache holds, the longest unused forgotten first; so is one that lost events
-approximate until its next snapshot. What was just routed counts as held for a few seconds, so that a burst of siblings
-lands together before the first of them has been computed. Of some blocks it is known that they are in a replica's host
+approximate until its next snapshot. A prompt that was just routed counts as held for a few seconds, so that a burst of
+siblings lands together before the first of them has been computed. Some blocks are known to be in a replica's host
 memory only: they are held, and what that is worth is for others to say.
 
-It deals in integers. What a hash is made of, and how events arrive, it does not know.
+It deals in integers. It does not know what a hash is made of, nor how events arrive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PrefixIndex:
     # -- what replicas say
 
     def stored(self, replica_id: str, hashes: Collection[int]) -> None:
-        """On its device, wherever they were."""
+        """Notes that a replica holds these blocks on its device, wherever they were."""
         replica = self._publisher(replica_id)
         blocks = replica.blocks
         news = [block for block in hashes if blocks.get(block) != inf]
@@ -74,7 +74,7 @@ class PrefixIndex:
         self._leave_host(replica, hashes)
 
     def stored_on_host(self, replica_id: str, hashes: Collection[int]) -> None:
-        """In its host memory only, wherever they were."""
+        """Notes that a replica holds these blocks in its host memory only, wherever they were."""
         self.stored(replica_id, hashes)
         replica = self._replica(replica_id)
         _join(self._on_host, [block for block in hashes if block in replica.blocks], replica.bit)
@@ -142,7 +142,7 @@ class PrefixIndex:
     # -- what is asked
 
     def held(self, hashes: Sequence[int], replicas: Sequence[ReplicaSnapshot]) -> dict[str, int]:
-        """How many of a prompt's first blocks each of these has; who has none is not in it. Not to be changed."""
+        """Returns how many first blocks of a prompt each of these has; those without are left out. Do not change it."""
         walked = self._walked
         walk = walked[1] if walked is not None and walked[0] is hashes else self._walk(hashes)
         if not walk:
@@ -161,8 +161,8 @@ class PrefixIndex:
         return found
 
     def on_host(self, hashes: Sequence[int], held: Mapping[str, int]) -> Mapping[str, int]:
-        """How many of the blocks that these have, as `held` says, are in their host memory only; who has none is not in
-        it."""
+        """Returns how many of the blocks that these have, as `held` says, are in their host memory only; one that has
+        none is not in it."""
         if not self._on_host:
             return _NOTHING
         self._walk(hashes)
@@ -209,7 +209,7 @@ class PrefixIndex:
         return replica
 
     def _publisher(self, replica_id: str) -> _Replica:
-        """From its first event on it is believed, and what was guessed of it before is not."""
+        """Returns a replica that publishes. From its first event on it is believed, and guesses about it are not."""
         replica = self._replica(replica_id)
         if not replica.publishes:
             self._clear(replica)
@@ -217,7 +217,7 @@ class PrefixIndex:
         return replica
 
     def _walk(self, hashes: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """How deep into the chain, and who has it up to there; the deepest first."""
+        """Returns depths into the chain, each with the holders up to there as bits; the deepest first."""
         if self._walked is not None and self._walked[0] is hashes:
             return self._walked[1]
         steps: list[tuple[int, int]] = []
@@ -254,7 +254,7 @@ class PrefixIndex:
         _join(self._holders, hashes, replica.bit)
 
     def _release(self, replica: _Replica, hashes: Collection[int]) -> None:
-        """What was taken out of the replica's own blocks."""
+        """Takes the replica out of the holders of blocks that were taken out of its own."""
         holders, others = self._holders, ~replica.bit
         self._walked = None
         for block in hashes:

@@ -12,7 +12,7 @@ from penstock.core.request import Priority
 
 
 class EdgeRequest(msgspec.Struct, frozen=True, gc=False):
-    """What follows from other fields is stored, since policies ask for it again and again; nobody gives it."""
+    """Fields that follow from others are stored, since policies ask for them again and again; nobody gives them."""
 
     id: str
     model: str  # the pool it was routed to

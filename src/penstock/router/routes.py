@@ -1,7 +1,7 @@
-"""From the name a client asked for to the pools that serve it, and where to go when a route fails.
+"""Routes from the name a client asked for to the pools that serve it, and where to go when a route fails.
 
-A route is data. It knows pools by name only; which replicas are in a pool is for the snapshots to say. Who decides by
-what a request is like (`rules`) has no pools, but names the route it goes on to.
+A route is data. It knows pools by name only; which replicas are in a pool is for the snapshots to say. One that decides
+by what a request is like (`rules`) has no pools, but names the route it goes on to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PoolShare:
 
 
 class Target(NamedTuple):
-    """What answers a request: replicas of a pool, with an adapter or without; or a pipeline."""
+    """The target of a request: replicas of a pool, with an adapter or without; or a pipeline."""
 
     pool: str = ""
     version: str = ""  # the key that it is measured by, name@version; empty: the route has no versions
@@ -91,7 +91,7 @@ class Route:
 
     @property
     def adapter(self) -> str:
-        """That its replicas must have; empty: none, or that is for its versions to say."""
+        """The adapter that its replicas must have; empty: none, or that is for its versions to say."""
         return self.name if self.adapter_of is not None and not self.versions else ""
 
     @cached_property
@@ -101,7 +101,7 @@ class Route:
 
     @cached_property
     def _only_target(self) -> Target | None:
-        """What answers all of its requests; None: there are several."""
+        """The target of all of its requests; None: there are several."""
         if self.versions or self.is_pipeline or len(self.pools) != 1:
             return None
         return Target(self.pools[0].pool, self.pools[0].version, self.adapter)
@@ -118,7 +118,7 @@ class Route:
         return version_key(self.model, version.name)
 
     def target(self, bucket: float) -> Target:
-        """What a lot in [0, 1) falls to, always the same while the weights are: a session has one lot."""
+        """Returns the target of a bucket in [0, 1), always the same while the weights are: a session has one bucket."""
         if self._only_target is not None:
             return self._only_target
         if self.versions:
@@ -155,7 +155,8 @@ class Route:
         ]
 
     def with_shares(self, weights: Mapping[str, float], shadows: Mapping[str, float], revision: int) -> Route:
-        """By version. What is not named stays, what is not known is nobody's; weights that come to nothing are none."""
+        """Returns the route with these shares by version. A version not named keeps its own, an unknown name is
+        ignored; if the weights come to nothing, the route stays as it is."""
         versions = tuple(
             replace(
                 version,
@@ -240,7 +241,7 @@ class RouteTable:
         return RouteTable((self._given | {route.name: route for route in changed}).values())
 
     def find(self, name: str, visible: Iterable[str] | None = None) -> Route:
-        """By name, alias or name@version. The hint names only what the tenant may see."""
+        """Returns a route by name, alias or name@version. The hint names only what the tenant may see."""
         route = self._names.get(name)
         if route is None:
             hint = nearest(name, self.routes if visible is None else visible)

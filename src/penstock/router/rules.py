@@ -1,6 +1,6 @@
-"""Which model, by what a request is like: the first rule that fires names it, and if none does the default is taken.
+"""Rules that name a model by what a request is like: the first that fires, and if none does the default is taken.
 
-Of a request's text only the last words of its user are seen here, and only where a rule asks for them. A new kind of
+Only the last words of its user are seen here of a request's text, and only where a rule asks for them. A new kind of
 condition is a function from a rule to a test, or None where the rule does not speak of it, and a line in `_CONDITIONS`.
 """
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # it goes into headers and labels
 
 
 class Facts(Struct, frozen=True, dict=True):
-    """What rules and scoring functions are told of a request."""
+    """Facts about a request that rules and scoring functions are told."""
 
     prompt_tokens: int = 0  # counted where that makes a difference and can be done, else estimated
     max_tokens: int | None = None  # the output limit, if the client set one
@@ -154,7 +154,7 @@ def _task(rule: Rule) -> Test | None:
 
 
 def _keywords(rule: Rule) -> Test | None:
-    """To look for a word as it is takes no time; only one that is there is looked at for where it begins and ends."""
+    """Returns a test for whole words. A search is fast; only a word found is looked at for its beginning and end."""
     words = [(word, re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")) for word in map(str.casefold, rule.keywords)]
     if not words:
         return None

@@ -1,4 +1,4 @@
-"""How good each replica is for a request: functions from (request, snapshots) to numbers in [0, 1].
+"""Scorers of how good each replica is for a request: functions from (request, snapshots) to numbers in [0, 1].
 
 A scorer does not know its weight, nor the other scorers; about some requests it has nothing to say. A new policy is a
 new function, and a line in `strategies`.
@@ -55,8 +55,8 @@ def fewest_sequences(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) 
 
 
 def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
-    """What a replica's load score gains by the prefill that it need not do, since it holds the prompt's beginning; less
-    what it takes to fetch of that what is in its host memory.
+    """Returns a scorer of what a replica's load score gains by the prefill that it need not do, since it holds the
+    prompt's beginning; less what it takes to fetch of that what is in its host memory.
 
     With the score of the same load it adds up to that of the time that really remains: a match is worth what it saves,
     next to a long queue little, and a hot prefix gets a second home as soon as its first is busy for longer than that.
@@ -86,8 +86,9 @@ def by_prefix(index: PrefixIndex, load: Load) -> Scorer:
 
 
 def by_priority(load: Load) -> Scorer:
-    """For a high priority load counts once more; a low one is spread over replicas that are at worst half as good as
-    the best, so that the best is free when somebody comes who needs it. About the normal one it says nothing."""
+    """Returns a scorer. For a high priority load counts once more; a low one is spread over replicas that are at worst
+    half as good as the best, so that the best is free when somebody comes who needs it. For the normal one it is
+    silent."""
     base = by_load(load)
 
     def score(request: EdgeRequest, replicas: Sequence[ReplicaSnapshot]) -> list[float] | None:

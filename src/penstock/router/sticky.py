@@ -1,4 +1,4 @@
-"""Who gets what, by lot: a number in [0, 1) that is drawn for a request, or is a session's own.
+"""Sticky choices by lot: a number in [0, 1) that is drawn for a request, or is a session's own.
 
 Each pool runs a race of its own length, which the lot decides, at the speed of its weight, and the first one home has
 the request. So the same lot falls to the same pool while weights stand, pools get what their weights say, and one whose
@@ -57,7 +57,7 @@ def rehashed(bucket: float) -> float:
 
 
 def _luck(bucket: float, salt: int) -> float:
-    """In (0, 1), and for another salt independent: the finalizer of splitmix64."""
+    """Returns a number in (0, 1) that is independent for another salt: the finalizer of splitmix64."""
     mixed = (int(bucket * (1 << _BITS)) + salt * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK

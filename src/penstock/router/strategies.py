@@ -33,7 +33,7 @@ StrategyName = Literal[
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the scores that a strategy adds up, and of what its load is made of."""
+    """Weights of the scores that a strategy adds up, and of what its load is made of."""
 
     prefix: Weight = 3.0  # at 1 a match is worth the time it saves this request; the rest is what it saves others
     session: Weight = 2.0  # more than any load: a session's replica wins while bounded load lets it
@@ -111,12 +111,12 @@ def least_connections(weights: Weights, index: PrefixIndex) -> Strategy:
 
 
 def two_drawn(weights: Weights, index: PrefixIndex) -> Strategy:
-    """For many gateways that share no news: the less loaded of two replicas drawn by chance."""
+    """Returns a strategy for many gateways that share no news: the less loaded of two replicas drawn by chance."""
     return Strategy("power_of_two", (Weighted("least_loaded", 1.0, by_load(weights.load)),), picker=power_of_two)
 
 
 def weighted(weights: Weights, index: PrefixIndex) -> Strategy:
-    """In turn, as often as each replica's observed speed allows."""
+    """Returns a strategy of turns, as often as each replica's observed speed allows."""
     turns = Turns(observed_speed)
     return Strategy("weighted", (Weighted("turn", 1.0, turns.score),), routed=turns.routed)
 
@@ -139,7 +139,7 @@ STRATEGIES: dict[StrategyName, Callable[[Weights, PrefixIndex], Strategy]] = {
 
 @dataclass(frozen=True)
 class RoutingSettings:
-    """Of a gateway, or of one model: `routing: {strategy: kv_aware, weights: {prefix: 3}}`."""
+    """Routing settings of a gateway, or of one model: `routing: {strategy: kv_aware, weights: {prefix: 3}}`."""
 
     strategy: StrategyName = "kv_aware"
     weights: Weights = field(default_factory=Weights)

@@ -19,7 +19,7 @@ def equal(replica: ReplicaSnapshot) -> float:
 
 
 def observed_speed(replica: ReplicaSnapshot) -> float:
-    """In prompts of a thousand tokens with an answer of its mean length, per second."""
+    """Returns the prompts of a thousand tokens with an answer of its mean length that a replica does per second."""
     answer_s = replica.mean_output_tokens / replica.decode_tokens_per_s
     return 1.0 / (1000.0 / replica.prefill_tokens_per_s + answer_s)
 

@@ -1,6 +1,6 @@
-"""From settings and a checkpoint to a runner: which device, which kernels, which number formats, how many blocks.
+"""Assembly of a runner from settings and a checkpoint: which device, kernels and number formats, how many blocks.
 
-Every "auto" is resolved on the way, once; what it came to is in `Assembly`, for whoever prints it.
+Every "auto" is resolved on the way, once; the result is in `Assembly`, for callers that print it.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def write_block(directory: Path, name: BlockName, layout: bytes, parts: Parts) -
 
 
 def read_block(directory: Path, name: BlockName, layout: bytes, parts: Parts) -> None:
-    """Fill `parts`. Whatever is raised, what is in them then is nothing."""
+    """Fill `parts`. If it raises, their content means nothing."""
     num_bytes = sum(map(len, parts))
     file = os.open(directory / name.file_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

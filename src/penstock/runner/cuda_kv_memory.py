@@ -1,10 +1,10 @@
-"""The KV cache of a GPU, for whoever sends blocks to another engine or takes them: as bytes by way of pinned host
+"""The KV cache of a GPU, for code that sends blocks to another engine or takes them: as bytes by way of pinned host
 memory, and as memory that engines of the same machine map and copy from (CUDA IPC, by file descriptors).
 
-Where the model has several ranks, the first one has the caches of all mapped, and a block has parts in each of them.
+The first of several ranks has the caches of all mapped, and a block has parts in each of them.
 
-A copy belongs to the thread that asks for it, has a stream of its own, and is done when it returns. Whoever lends or
-takes blocks sees to it that no step reads or writes them meanwhile.
+A copy belongs to the thread that asks for it, has a stream of its own, and is done when it returns. The caller that
+lends or takes blocks sees to it that no step reads or writes them meanwhile.
 """
 
 from __future__ import annotations
@@ -134,6 +134,9 @@ class _Handle(msgspec.Struct, frozen=True):
     num_blocks: Count
 
 
+_handle_decoder = msgspec.msgpack.Decoder(_Handle)
+
+
 class CudaMover:
     """`Mover` between engines on GPUs of one machine and user."""
 
@@ -168,7 +171,7 @@ class CudaMover:
         return found
 
     def open(self, handle: bytes) -> RemoteMemory:
-        said, descriptors = fetch_offer(handle, _Handle, self._secret)
+        said, descriptors = fetch_offer(handle, _handle_decoder, self._secret)
         try:
             return _MappedPools(self._memory, self._driver, said, descriptors)
         finally:

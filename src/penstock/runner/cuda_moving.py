@@ -1,10 +1,10 @@
 """Blocks between a GPU's cache and host memory while the GPU computes: nothing here is waited for by the host.
 
-In host memory a block is one piece; in the cache it has a part in every layer. So it passes through a bay, a buffer on
-the device. On its way out the step's own stream packs it into a bay, which takes microseconds, and a second stream
-brings it over the bus while the step runs. On its way in a third stream fetches it into a bay, while the step before
-still runs, and the step's own stream waits for that and unpacks it. Events keep the order: of a bay's uses, and of
-what is read and written on the host.
+A block is one piece in host memory and has a part in every layer of the cache. So it passes through a bay, a buffer on
+the device. The step's own stream packs an outgoing block into a bay, which takes microseconds, and a second stream
+brings it over the bus while the step runs. A third stream fetches an incoming one into a bay, while the step before
+still runs, and the step's own stream waits for that and unpacks it. Events keep the order: of a bay's uses, and of what
+is read and written on the host.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lane:
 
     @classmethod
     def make(cls, num_blocks: int, like: Tensor) -> Lane:
-        """With room for so many blocks in all."""
+        """Lane with room for `num_blocks` blocks in all."""
         parts, _, words = like.shape
         count = min(_BAYS, num_blocks)
         room = torch.empty(count, num_blocks // count, parts, words, dtype=like.dtype, device=like.device)
@@ -52,7 +52,7 @@ class Lane:
         return self.bays[self._turn % len(self.bays)]
 
     def parts(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-        """As many as a bay holds."""
+        """Yields the pairs in parts, each as many as a bay holds."""
         size = self.bays[0].blocks.shape[0]
         return (pairs[first : first + size] for first in range(0, len(pairs), size))
 

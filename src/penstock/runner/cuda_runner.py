@@ -104,7 +104,7 @@ class CudaRunner:
         self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # steps that nobody waits for
 
     def busy_s(self) -> float:
-        """How long the device has worked on steps whose results were read."""
+        """Seconds that the device has worked on steps whose results were read."""
         return self.meter.busy_s
 
     @torch.inference_mode()
@@ -192,8 +192,8 @@ class CudaRunner:
 
     @torch.inference_mode()
     def follow(self, step: StepInputs, specs: list[SampleSpec] | None = None) -> list[Sampled]:
-        """The tokens that the first rank chooses come here on the device too: the next step may begin with them. In a
-        pipeline no step does, and tokens are chosen by the last stage."""
+        """The tokens that the first rank chooses come here on the device too: the next step may begin with them. No
+        step of a pipeline does, and its last stage chooses the tokens."""
         with self._in_time(), self.meter.step(is_waited_for=False):
             logits, best = self.forward(step)
         answer = self._answers[self._num_steps % self._num_stages][: step.num_rows]
@@ -289,7 +289,7 @@ class CudaRunner:
         num_decodes = write(host, slices, self._rows, self._merge_size)
         if not host.shared:
             return False
-        # Of a whole block of the table each rank keeps as many tokens: what is shared is the same on all of them.
+        # Each rank keeps as many tokens of a whole block of the table: what is shared is the same on all of them.
         places = host.positions[:num_decodes] // self._kv[0].tokens.size
         return share(host.block_tables, places, self._kv[0].block_size, SharedViews(*host.shared))
 

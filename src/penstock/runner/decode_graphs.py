@@ -65,7 +65,7 @@ def graph_ladder(most: int) -> list[int]:
 
 
 def coarse_ladder(most: int) -> list[int]:
-    """For graphs that are rarely used: padding costs little, and each takes time to capture."""
+    """Sizes of graphs that are rarely used: padding costs little, and each takes time to capture."""
     steps = [1, 2, 4, 8, 16, 32, *range(64, most, 64)]
     return [size for size in steps if size < most] + [most]
 

@@ -3,13 +3,13 @@
     PATH/LAYOUT-0/HASH-PARENT[-ROUTING].kv
 
 LAYOUT is a digest of all that a block's bytes depend on: the model's files, number formats, kernels, penstock's code.
-Of each there is a directory for every engine on it at the same time: the first that no other has locked. The kernel
-lets go of the lock when its holder dies.
+Each engine on a layout at the same time has a directory of its own: the first that no other has locked. The kernel lets
+go of the lock when its holder dies.
 
-One thread makes the directory ready, writes and removes; a few read. Nothing here stops the engine: what goes wrong is
-counted, and said once. Sizes hold at any moment, since a file is removed before its successor is written; what a killed
-process has left half written is removed at the next start. Directories that no engine uses count too: their files go
-when they are too old, and first when room is needed.
+One thread makes the directory ready, writes and removes; a few read. Nothing here stops the engine: errors are counted,
+and logged once per kind. Sizes hold at any moment, since a file is removed before its successor is written; a file that
+a killed process has left half written is removed at the next start. Directories that no engine uses count too: their
+files go when they are too old, and first when room is needed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class DiskStore:
         self._has_news.wait(timeout_s)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Until it is known which files are there."""
+        """Waits until it is known which files are there, or for `timeout_s`."""
         self._is_ready.wait(timeout_s)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class DiskStore:
         return True
 
     def _has_room(self) -> bool:
-        """For one more file; those that no engine uses give way."""
+        """Whether there is room for one more file; those that no engine uses give way."""
         while self._others and self._total_bytes() + self.block_bytes > self._limits.max_bytes:
             _, num_bytes, path = self._others.popleft()
             self._other_bytes -= num_bytes

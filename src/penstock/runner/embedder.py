@@ -62,8 +62,8 @@ def encoder_embedder(
 
 
 class _Blocks:
-    """A cache of its own. On a GPU one layer's serves them all, one after another: nobody asks for it once the layer is
-    done. The CPU's kernels know a layer by its cache; there it grows with the largest batch."""
+    """A cache of its own. One layer's cache serves them all on a GPU, one after another: nobody asks for it once the
+    layer is done. The CPU's kernels know a layer by its cache; there it grows with the largest batch."""
 
     def __init__(self, ops: Ops, shape: KVShape, num_blocks: int) -> None:
         self.size = shape.table_block_size
@@ -84,7 +84,7 @@ class _Blocks:
         return self.layers
 
     def release(self) -> None:
-        """Of a CPU only: on a GPU they belong to others' memory too."""
+        """Frees the blocks of a CPU only: on a GPU they belong to others' memory too."""
         if not self.is_shared:
             self.layers, self._num_blocks = [], 0
 
@@ -104,9 +104,9 @@ class _Part(NamedTuple):
 
 
 class DecoderEmbedder:
-    """`most_tokens`: as in a step, so that a batch of texts holds nobody up for longer than a prompt does.
+    """`most_tokens`: tokens computed at once, as in a step, so that texts hold nobody up for longer than a prompt does.
 
-    Of a pipeline each stage computes its layers and sends the streams on; the last one alone has something to return.
+    Each stage of a pipeline computes its layers and sends the streams on; the last one alone has something to return.
     """
 
     def __init__(self, model: CausalLM, ops: Ops, shape: KVShape, pooling: Pooling, most_tokens: int) -> None:
@@ -121,7 +121,7 @@ class DecoderEmbedder:
 
     @property
     def blocks(self) -> list[LayerKV]:
-        """Those that it has of its own, on a GPU."""
+        """Blocks that it has of its own, on a GPU."""
         return self._blocks.layers
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class DecoderEmbedder:
         return found
 
     def _at_once(self, items: Sequence[T], lengths: Sequence[int]) -> Iterator[Sequence[T]]:
-        """As many as there are blocks for; one text in any case."""
+        """Yields the items in runs, as many as there are blocks for; one text in any case."""
         begin, room = 0, self._most_blocks
         for number, length in enumerate(lengths):
             needed = -(-length // self._blocks.size)
@@ -171,7 +171,7 @@ class DecoderEmbedder:
         yield items[begin:]
 
     def _computed(self, texts: Texts) -> list[_Part]:
-        """With all that the layers add to their streams, or none where another stage goes on with them."""
+        """Parts with all that the layers add to their streams, or none where another stage goes on with them."""
         model = self._model
         lengths = np.array(texts.lengths)
         needed = -(-lengths // self._blocks.size)
@@ -209,7 +209,7 @@ class DecoderEmbedder:
         yield from parts
 
     def _batch(self, texts: Texts, begin: int, end: int, tables: Ints) -> Batch:
-        """Of these tokens of all."""
+        """Batch of the tokens [begin, end) of all texts."""
         device, starts = self._ops.device, np.array(texts.starts)
         stops = np.minimum(starts + texts.lengths, end)
         inside = (starts < end) & (stops > begin)
@@ -231,13 +231,13 @@ class DecoderEmbedder:
         return batch if mrope is None else replace(batch, angles=mrope(batch))
 
     def _states(self, parts: list[_Part]) -> Iterator[Tensor]:
-        """What the head would be given, of all tokens in their order: [rows, hidden] at a time."""
+        """Yields the head's inputs for all tokens in their order: [rows, hidden] at a time."""
         for _, batch, stream in parts:
             for rows in torch.split(torch.arange(batch.num_tokens, device=self._ops.device), _STATES):
                 yield self._ops.normed(stream.at(rows), self._model.norm)
 
     def _log_probabilities(self, texts: Texts, parts: list[_Part], scored: Sequence[int]) -> Tensor:
-        """Of so many of each one's last tokens."""
+        """Log probabilities of the last `scored` tokens of each text."""
         return torch.cat(
             [
                 logits.gather(1, told[:, None]).squeeze(1) - logits.logsumexp(dim=1)

@@ -17,12 +17,14 @@ from penstock.core.expert_load import ExpertLoad, LayerLoad
 from penstock.core.expert_placement import ExpertPlacement
 from penstock.model.expert_layers import ExpertLayers
 
+_expert_load_decoder = msgspec.json.Decoder(ExpertLoad)
+
 
 class RankExperts:
     """Any thread may ask for the load; the one that runs steps moves experts."""
 
     def __init__(self, layers: ExpertLayers, on_moved: Callable[[], None] = lambda: None) -> None:
-        """`on_moved`: called when weights have changed. What was counted before, by rehearsals, is forgotten."""
+        """`on_moved`: called when weights have changed. Tokens counted before, by rehearsals, are forgotten."""
         self._layers = layers
         self._on_moved = on_moved
         self._lock = threading.Lock()
@@ -77,7 +79,7 @@ class RankExperts:
 def read_expert_counts(path: str) -> dict[int, list[int]]:
     """Counts by layer, of a file that was recorded from a running engine."""
     try:
-        load = msgspec.json.decode(Path(path).read_bytes(), type=ExpertLoad)
+        load = _expert_load_decoder.decode(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"expert_counts: {path} cannot be read: {error.strerror}", param="expert_counts") from None
     except msgspec.MsgspecError as error:
@@ -100,7 +102,7 @@ class _Counter:
             self.wait()
 
     def read(self) -> Tensor:
-        """On a GPU by a stream of its own: each number is whole, and as new as the kernels that have added to it."""
+        """Counts so far, read on a GPU by a stream of its own: whole numbers, as new as the kernels that made them."""
         if self._stream is None:
             return self._counts.clone()
         with torch.cuda.device(self._counts.device), torch.cuda.stream(self._stream):
@@ -109,6 +111,6 @@ class _Counter:
         return self._host.clone()
 
     def wait(self) -> None:
-        """Until all steps that were launched are counted."""
+        """Waits until all steps that were launched are counted."""
         if self._counts.is_cuda:
             torch.cuda.synchronize(self._counts.device)

@@ -31,7 +31,7 @@ class ImagePart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepImages(msgspec.Struct, frozen=True, array_like=True):
-    """What a step has to do with images. In this order: forget, encode, take."""
+    """Image work of a step, in this order: forget, encode, take."""
 
     drops: list[str] = []
     encodes: list[ImageInput] = []

@@ -1,4 +1,4 @@
-"""Which kernels a model runs on, and in which number formats. Whatever needs Triton is imported here, and late."""
+"""Choice of a model's kernels and their number formats. Modules that need Triton are imported here, and late."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _quantizer(settings: EngineSettings, quant: Quant) -> Quantize:
 
 
 def _comes_as_stored(settings: EngineSettings) -> bool:
-    """Without a wish, each weight stays as it is stored: a file may mix formats. Random weights are in none yet."""
+    """Whether each weight stays as it is stored: a file may mix formats. Random weights are in none yet."""
     return settings.quant == "auto" and settings.load != "dummy"
 
 
@@ -92,7 +92,7 @@ def _on_cpu(config: ModelConfig, settings: EngineSettings, device: torch.device)
     # The kernels have threads of their own; two pools would fight for the cores.
     torch.set_num_threads(1 if chosen.kernels == "native" else threads)
     written_in: Literal["native", "torch"] = "native" if chosen.kernels == "native" else "torch"
-    # What comes as it is stored and is not kept, the operations widen.
+    # The operations widen what comes as it is stored and is not kept.
     quantize: Quantize = as_stored if _comes_as_stored(settings) else partial(to_quant, quant)
     make_ops = partial(chosen.ops, threads, None if settings.kv_dtype == "auto" else kv_dtype)
     return Kernels(written_in, chosen.arithmetic, quant, quantize, make_ops)

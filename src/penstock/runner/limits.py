@@ -58,7 +58,7 @@ class Limits:
 
 
 def resolve_limits(config: ModelConfig, settings: EngineSettings, device_type: str) -> Limits:
-    """On a GPU a step with drafts is captured as any other, for up to `most_rows` tokens."""
+    """Limits of the engine. A GPU's step with drafts is captured as any other, for up to `most_rows` tokens."""
     defaults = DEFAULTS[device_type]
     chunk_tokens = settings.chunk_tokens or defaults.chunk_tokens
     max_num_seqs = min(settings.max_num_seqs or defaults.max_num_seqs, chunk_tokens)

@@ -183,7 +183,7 @@ def _images(checkpoint: Checkpoint, ops: Ops, limits: Limits) -> ImageTable | No
 
 
 def _experts(checkpoint: Checkpoint, settings: EngineSettings, ops: Ops, ranks: Ranks) -> ExpertLayers | None:
-    """How the ranks share a mixture's experts, and where they are counted."""
+    """Experts of the model as the ranks share and count them; None: it is no mixture."""
     config = checkpoint.config
     if config.experts is None:
         return None

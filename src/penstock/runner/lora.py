@@ -1,6 +1,6 @@
 """The adapters of a runner that are in host memory, by digest.
 
-Which of them are kept, and who has a slot, is decided by others.
+Other modules decide which of them are kept, and which have a slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RunnerAdapters:
 
     @property
     def slots(self) -> Slots:
-        """What lies on the device."""
+        """Adapters that lie on the device."""
         return self._bank.slots
 
     @property
@@ -29,7 +29,7 @@ class RunnerAdapters:
         return self._bank.num_slots
 
     def read(self, path: str, digest: str) -> HostAdapter:
-        """From its directory, if that still holds the adapter of this digest. Blocks; any thread may."""
+        """Adapter from its directory, if that still holds the one of this digest. Blocks; any thread may call it."""
         found = read_peft(Path(path))
         if found.digest != digest:
             raise ModelCorrupt(f"the adapter {path} is no longer the one that was loaded; load it again")
@@ -39,7 +39,7 @@ class RunnerAdapters:
         self._kept[adapter.digest] = adapter
 
     def forget(self, digest: str) -> None:
-        """Out of host memory; on the device it stays until its slot is another's."""
+        """Drops the adapter from host memory; on the device it stays until its slot is another's."""
         self._kept.pop(digest, None)
 
     def clear(self, slot: int) -> None:

@@ -1,6 +1,6 @@
 """The runner of a loaded model on its device; a GPU's kernels are compiled and its graphs captured on the way.
 
-Whatever needs Triton is imported here, and late.
+Modules that need Triton are imported here, and late.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _triton_runner(
 def compiling_ahead(
     kernels: Kernels, config: ModelConfig, limits: Limits, shard: Shard, *, adapts: bool = False
 ) -> Iterator[None]:
-    """Meanwhile Triton compiles, in a thread: a new machine waits for its disk and for the compiler at once."""
+    """Compiles Triton's kernels in a thread meanwhile: a new machine waits for disk and compiler at once."""
     if kernels.name != "triton":
         yield
         return

@@ -1,4 +1,4 @@
-"""What guides allow, on rows of logits: all else becomes impossible, in one operation for all rows that have a mask."""
+"""Guides' masks on rows of logits: all other tokens become impossible, in one operation for all rows with a mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.sched.plan import SampleSpec
 
 
 def apply_masks(logits: Tensor, specs: list[SampleSpec]) -> None:
-    """In place. Waits for masks that are still being made: the device has something to do meanwhile."""
+    """Masks rows in place. Waits for masks that are still being made: the device has something to do meanwhile."""
     masked = [(row, spec.mask.bits()) for row, spec in enumerate(specs) if spec.mask is not None]
     if not masked:
         return

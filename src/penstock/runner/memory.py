@@ -1,4 +1,4 @@
-"""How large the KV cache may be: a share of memory, less what everything else takes. Numbers in, blocks out."""
+"""Size of the KV cache: a share of memory, less what everything else takes. Numbers in, blocks out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GpuMemory:
 
 
 def blocks_on_gpu(memory: GpuMemory, block_bytes: int, *, fraction: float | None) -> int:
-    """`fraction` is of the device's memory, for all that this process puts there. What others use is not ours."""
+    """Number of blocks. `fraction` is of the device's memory, for all of this process; what others use is not ours."""
     fraction = fraction or _GPU_FRACTION
     left_bytes = min(int(fraction * memory.total_bytes) - memory.taken_bytes, memory.free_bytes)
     blocks = (left_bytes - _GPU_MARGIN_BYTES) // block_bytes
@@ -71,7 +71,7 @@ def blocks_on_cpu(
 
 
 def blocks_asked_for(kv_gib: float, most: int, block_bytes: int) -> int:
-    """As many as were asked for, if there is room for them: `most` are."""
+    """Number of blocks that were asked for, if there is room for them: for `most` blocks. Raises ConfigError."""
     blocks = int(kv_gib * _GIB) // block_bytes
     if not 1 <= blocks <= most:
         room, least = most * block_bytes / _GIB, block_bytes / _GIB
@@ -81,7 +81,7 @@ def blocks_asked_for(kv_gib: float, most: int, block_bytes: int) -> int:
 
 
 def blocks_on_host(wanted_gib: float | None, block_bytes: int) -> int:
-    """As many as were asked for, if the machine has room for them."""
+    """Number of blocks that were asked for, if the machine has room for them. Raises ConfigError."""
     free_gib = free_bytes(torch.device("cpu")) / _GIB
     if (wanted_gib or 0.0) > free_gib:
         message = f"host_kv_gib is {wanted_gib:g}, but only {free_gib:.1f} GiB of host memory are free"
@@ -90,7 +90,7 @@ def blocks_on_host(wanted_gib: float | None, block_bytes: int) -> int:
 
 
 def staged(num_blocks: int) -> int:
-    """How many of a GPU's blocks are not for the cache, if it has more of it on the host."""
+    """Number of a GPU's blocks that are not for the cache, if it has more of it on the host."""
     count = max(num_blocks // _STAGED, _MIN_STAGED)
     if count >= num_blocks:
         message = f"there is room for {num_blocks} KV blocks, too few to share them with copies to and from the host"
@@ -99,7 +99,7 @@ def staged(num_blocks: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can still be taken: of the GPU's memory, or of the machine's and of the container's around us."""
+    """Bytes that can still be taken: of the GPU's memory, or of the machine's and of the container's around us."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()

@@ -34,19 +34,19 @@ class HostCopies(Protocol):
     num_blocks: int
 
     def save(self, pairs: Sequence[Pair]) -> None:
-        """Of the device, to the host's."""
+        """Copies blocks of the device to the host's."""
 
     def load(self, pairs: Sequence[Pair]) -> None:
-        """Of the host, to the device's."""
+        """Copies blocks of the host to the device's."""
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Waits until all copies are done."""
 
     def parts(self, block: int) -> list[memoryview]:
         """The bytes of one of the host's blocks, to be read and written."""
 
     def wait_saved(self) -> None:
-        """Until all saves are done. Any thread may call it."""
+        """Waits until all saves are done. Any thread may call it."""
 
 
 class BlockMover:
@@ -87,8 +87,8 @@ class BlockMover:
 
 
 def undisturbed(measure: Callable[[], float]) -> float:
-    """The least of some measurements: of as many as it takes until two agree. On a busy machine most of them are of
-    how long a copy waited for its turn, and a host that seems slow is used for nothing until the engine's end."""
+    """The least of some measurements: of as many as it takes until two agree. Most of them on a busy machine are of how
+    long a copy waited for its turn, and a host that seems slow is used for nothing until the engine's end."""
     found = sorted(measure() for _ in range(_MIN_TRIES))
     while found[1] > _AGREE * found[0] and len(found) < _MAX_TRIES:
         insort(found, measure())
@@ -96,7 +96,7 @@ def undisturbed(measure: Callable[[], float]) -> float:
 
 
 class PlainCopies:
-    """By torch alone, whatever the device: layer after layer, and done when it returns."""
+    """Copies by torch alone, whatever the device: layer after layer, and done when it returns."""
 
     def __init__(self, ops: Ops, kv: list[LayerKV], num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -134,7 +134,7 @@ class PlainCopies:
 
 
 def runs(pairs: Sequence[Pair], first_host: int) -> Iterator[list[Pair]]:
-    """Of copies that may go together: all between the same two memories."""
+    """Yields runs of copies that may go together: all between the same two memories."""
     run: list[Pair] = []
     written, unchanged = set[int](), set[int]()  # blocks; those that are copied onto themselves
     kind = (False, False)
@@ -153,7 +153,7 @@ def runs(pairs: Sequence[Pair], first_host: int) -> Iterator[list[Pair]]:
 
 
 def stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Of numbers that follow each other, which lie in one piece: (where the first is, the first, how many)."""
+    """Yields stretches of consecutive numbers, which lie in one piece: (place of the first, the first, how many)."""
     begin = 0
     for end in range(1, len(numbers) + 1):
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
@@ -162,5 +162,5 @@ def stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _plain(cache: Tensor) -> Tensor:
-    """Not every torch indexes every type of 8 bits."""
+    """The cache as bytes where its type has 8 bits: not every torch indexes every such type."""
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache

@@ -1,4 +1,4 @@
-"""Which tokens top-k, top-p and min-p leave, in this order, and how likely each is."""
+"""Nucleus: the tokens that top-k, top-p and min-p leave, in this order, and how likely each is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def truncates(params: SamplingParams) -> bool:
 
 
 def nucleus(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities, best first; these need not sum to one. Without a top-k a short sort will do, unless the
+    """Ids and probabilities, best first; these need not sum to one. A short sort will do without a top-k, unless the
     nucleus turns out larger."""
     total = row.logsumexp(dim=-1)
     counts = (*_GUESSES, row.shape[0]) if params.top_k is None else (params.top_k,)

@@ -1,4 +1,4 @@
-"""Which number formats weights and cache get: what was asked for, what the model's files have, what the device can."""
+"""Number formats of weights and cache: what was asked for, what the model's files have, what the device can."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("penstock.runner")
 
 
 def fp8_obstacle(device: torch.device, *, has_triton: bool) -> str | None:
-    """Why nothing can be in FP8 here; None: it can."""
+    """Reason why nothing can be in FP8 here; None: it can."""
     if device.type == "cpu":
         return "a CPU has no FP8 arithmetic"
     capability = torch.cuda.get_device_capability(device)
@@ -39,7 +39,7 @@ def resolve_quant(wanted: Literal["auto"] | Quant, stored: Quant | None, fp8_obs
 
 
 def int8_kv_obstacle(device: torch.device) -> str | None:
-    """Why no cache can be in int8 here; None: it can."""
+    """Reason why no cache can be in int8 here; None: it can."""
     return None if device.type == "cpu" else "a GPU has no kernels for such a cache; use fp8"
 
 
@@ -58,7 +58,7 @@ def resolve_kv_dtype(
 
 
 def kv_scale_bytes(dtype: torch.dtype) -> int:
-    """Of each key and value of a head; FP8 has one scale for a whole layer."""
+    """Bytes of scales for each key and value of a head; FP8 has one scale for a whole layer."""
     return INT8_KV_SCALE_BYTES if dtype is torch.int8 else 0
 
 

@@ -1,7 +1,7 @@
 """A rehearsal before the KV cache is made: the engine does the most that it can ever be asked, on a cache of one block.
 
-What it takes meanwhile it will take again, so the cache gets the rest. Measured rather than computed, since libraries,
-kernels and captured graphs take memory that no formula knows.
+The memory it takes meanwhile it will take again, so the cache gets the rest. Measured rather than computed, since
+libraries, kernels and captured graphs take memory that no formula knows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def largest_step(limits: Limits) -> StepPlan:
 
 
 def rows_step(limits: Limits) -> StepPlan:
-    """As many sequences with drafts as there can be, all tokens chosen from."""
+    """Step of as many sequences with drafts as there can be, all tokens chosen from."""
     count = min(limits.most_rows // 2, limits.max_num_seqs)
     return StepPlan([_drafted(f"drafted-{i}", limits.most_rows // count, limits) for i in range(count)])
 
@@ -66,7 +66,7 @@ def images_step(limits: Limits, vision: VisionConfig) -> StepPlan:
 
 
 def forgetting_step(limits: Limits, vision: VisionConfig) -> StepPlan:
-    """What that has left is gone again."""
+    """Step that forgets the images that `images_step` has left."""
     digests = [image.digest for image in _images(limits, vision)]
     return msgspec.structs.replace(decode_step(1, limits), drops=digests)
 
@@ -104,8 +104,8 @@ def profile(
 ) -> GpuMemory:
     """The device's memory beside what `rehearse` has made and run: all the runners, on caches of one block.
 
-    Torch keeps what it was given, so all that was taken at any moment is still taken when this looks. What an earlier
-    engine of the same kind noted is believed; None: nobody notes anything.
+    Torch keeps what it was given, so all that was taken at any moment is still taken when this looks. The note of an
+    earlier engine of the same kind is believed; None: nobody notes anything.
     """
     torch.cuda.empty_cache()
     free_at_first, total_bytes = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
 """A note on disk of how much a GPU's rehearsal took, so that the next engine of the same kind starts without one.
 
 The note is kept under all that the memory depends on: the model's shape, the engine's settings, the device, the
-libraries and penstock's own code. Whatever changes one of them rehearses again.
+libraries and penstock's own code. An engine for which one of them changed rehearses again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RehearsalNote:
             return None
 
     def write(self, taken_bytes: int, torch_bytes: int) -> None:
-        """`torch_bytes`: the part that torch knows of. Where the rest is no engine's, another process came or went
-        meanwhile, and nothing is noted."""
+        """Writes the note. `torch_bytes`: the part that torch knows of. If the rest is no engine's, another process
+        came or went meanwhile, and nothing is noted."""
         if not 0 <= taken_bytes - torch_bytes <= _MOST_BESIDE_TORCH:
             return
         try:

@@ -1,8 +1,8 @@
 """Rehoming: the tensors that an object holds are moved into memory that can be parked, before anybody knows where they
 are.
 
-All tensors of one storage move together, so views stay views. What is moved is freed at once, a gibibyte at a time: the
-device never holds two copies of a model. Objects of a class with `stays_in_place` keep theirs: other processes have
+All tensors of one storage move together, so views stay views. A moved storage is freed at once, a gibibyte at a time:
+the device never holds two copies of a model. Objects of a class with `stays_in_place` keep theirs: other processes have
 mapped that memory.
 """
 

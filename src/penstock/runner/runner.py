@@ -30,8 +30,8 @@ Tell = Callable[[StepInputs], None]  # hands a step to all other ranks
 
 @contextmanager
 def in_step(tell: Tell | None) -> Iterator[None]:
-    """The first rank's part of a step. Where there are others, its failure ends all of them: they are in the middle of
-    the same step, and would meet the next one's collectives there."""
+    """The first rank's part of a step. Its failure ends all other ranks: they are in the middle of the same step, and
+    would meet the next one's collectives there."""
     try:
         yield
     except Exception as error:

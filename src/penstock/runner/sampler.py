@@ -40,7 +40,7 @@ def sample(logits: Tensor, specs: list[SampleSpec]) -> list[Sampled]:
 
 
 def _best(logits: Tensor) -> list[int]:
-    # Of a CPU's tensor numpy finds it ten times faster: torch looks at one number at a time.
+    # numpy finds it ten times faster in a CPU's tensor: torch looks at one number at a time.
     found: list[int] = (logits.numpy().argmax(axis=1) if logits.device.type == "cpu" else logits.argmax(dim=1)).tolist()
     return found
 

@@ -1,4 +1,4 @@
-"""Which decodes of a step begin with the same blocks, and how the device goes over what they share: once for all.
+"""Shared prefixes of a step's decodes: which begin with the same blocks, and how the device reads those once for all.
 
 Integers in, integers out: it has never seen a tensor. It runs in every step, before the device can start, so it is
 nearly free where nothing is shared.
@@ -63,7 +63,7 @@ def _best(tables: Ints, full: Ints, members: Rows, depth: int) -> list[Group]:
 
 @dataclass(frozen=True)
 class Room:
-    """For what a step of some size shares, whatever it is: a captured graph must have room for all such steps."""
+    """Room for the prefixes that a step of some size shares: a captured graph must have room for all such steps."""
 
     sequences: int
     tile: int  # sequences whose queries are one tile
@@ -80,13 +80,13 @@ class Room:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Of the arrays of `SharedViews`."""
+        """Shapes of the arrays of `SharedViews`."""
         return (self.sequences, 3), (self.tiles, self.tile), (self.pieces, 3)
 
 
 @dataclass(frozen=True)
 class SharedViews:
-    """What is `model.batch.SharedPrefixes` on the device, to be written."""
+    """Arrays to be written that are `model.batch.SharedPrefixes` on the device."""
 
     sequences: Ints
     tiles: Ints

@@ -1,7 +1,7 @@
 """A step's inputs: what a runner needs of a plan to run the model, packed into one buffer of integers.
 
 The buffer goes to the device in one copy, and could as well go to another rank: `StepInputs` holds no object of the
-scheduler and travels as bytes. How tokens are chosen is told apart (`encode_choices`), when it is known: a mask may
+scheduler and travels as bytes. The choice of tokens is sent apart (`encode_choices`), when it is known: a mask may
 depend on the step before, and only the rank that chooses needs it.
 """
 
@@ -322,7 +322,7 @@ _CHOICES = msgspec.msgpack.Decoder(list[_Choice])
 
 
 def encode_choices(specs: Sequence[SampleSpec]) -> bytes:
-    """How each row's token is chosen. It waits for masks that are still being made."""
+    """Encodes how each row's token is chosen. It waits for masks that are still being made."""
     return msgspec.msgpack.encode(
         [
             _Choice(

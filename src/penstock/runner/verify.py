@@ -1,6 +1,6 @@
 """Drafts and what was chosen for their places: all rows of a step that a token is chosen from, and which of them count.
 
-A row is chosen from as if all drafts before it held. Once one does not, what follows it is void.
+A row is chosen from as if all drafts before it held. All rows after the first draft that does not are void.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def choices(slices: Sequence[Slice]) -> list[SampleSpec]:
 
 
 def newest_rows(slices: Sequence[Slice]) -> dict[str, int]:
-    """Which of those rows has each sequence's newest token. Of one with drafts nobody knows before it is read."""
+    """Rows of the sequences' newest tokens, by request id. Sequences with drafts have none before they are read."""
     rows: dict[str, int] = {}
     row = 0
     for planned in slices:

@@ -25,7 +25,7 @@ from penstock.core.parking import MemoryChange
 
 
 class MemoryDriver(Protocol):
-    """Who hands out addresses and physical memory: see `cuda_driver`."""
+    """Driver that hands out addresses and physical memory: see `cuda_driver`."""
 
     granularity: int
 
@@ -47,11 +47,11 @@ class MemoryDriver(Protocol):
     def free_bytes(self) -> int: ...
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Waits until the device has done all that it was given."""
 
 
 class Keep(enum.Enum):
-    """What becomes of a segment's content while it is parked."""
+    """Fate of a segment's content while it is parked."""
 
     ONCE = "once"  # weights: the copy of the first time stays, until they are said to have changed
     ALWAYS = "always"  # slots of adapters: it is copied each time
@@ -103,7 +103,7 @@ class VirtualMemory:
         return segment.bytes[:num_bytes]
 
     def zeros(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """For a KV cache; as `torch.zeros`."""
+        """Zeros for a KV cache; arguments as of `torch.zeros`."""
         found = self.allocate(prod(size) * dtype.itemsize, Keep.NEVER).zero_().view(dtype).view(*size)
         assert found.device.type == device.type
         return found

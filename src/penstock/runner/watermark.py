@@ -20,7 +20,7 @@ from penstock.sched.plan import SampleSpec
 
 
 def apply_watermarks(logits: Tensor, specs: list[SampleSpec]) -> None:
-    """In place; `logits` is float32."""
+    """Marks rows in place; `logits` is float32."""
     green: dict[int, list[tuple[int, Watermark, list[int]]]] = {}  # by number of seeds, or by row
     for row, spec in enumerate(specs):
         if (watermark := spec.params.watermark) is None:

@@ -1,4 +1,4 @@
-"""How many tokens a step may carry: the chunk size, tightened while steps take longer than the target per token."""
+"""Token budget of a step: the chunk size, tightened while steps take longer than the target time per output token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepRoom:
         return self._full if goes_first else min(self._paced, self._full)
 
     def widen(self, tokens: int) -> None:
-        """At least so many for everybody."""
+        """Raise what is left to at least `tokens`, for resumed streams and all others."""
         self._paced, self._full = max(self._paced, tokens), max(self._full, tokens)
 
     def take(self, tokens: int) -> None:
@@ -42,11 +42,11 @@ class StepBudget:
 
     @property
     def tokens(self) -> int:
-        """What a step with decodes in it may carry."""
+        """Number of tokens that a step with decodes in it may carry."""
         return int(self._tokens)
 
     def tokens_beside(self, num_decodes: int) -> int:
-        """What a step may carry besides its decodes; with none, nobody waits for it and it may be full."""
+        """Number of tokens a step may carry besides its decodes; with none, nobody waits for it and it may be full."""
         return int(self._tokens) - num_decodes if num_decodes else self._ceiling
 
     def room_beside(self, num_decodes: int) -> StepRoom:

@@ -1,9 +1,9 @@
-"""Who pays for a step: its time is split over its sequences by what each adds to it.
+"""Cost of a step: its time is split over its sequences by what each adds to it.
 
 A step's time is measured; how it is shared out is a matter of weights, of which only the ratios count. A sequence's
 part is the work that would not be done without it: tokens computed, and the context that is read and looked at for
-them. What a step takes whatever is in it, such as reading the weights, is shared in the same ratio. So nobody pays for
-a step that he is not in, and tokens found in the cache cost what they take: a little to read, nothing to compute.
+them. Fixed costs of a step, such as reading the weights, are shared in the same ratio. So nobody pays for a step that
+they are not in, and tokens found in the cache cost what they take: a little to read, nothing to compute.
 
 Most slices of most steps are decodes that made their token. Their shares need not be listed: with the `price` of a unit
 of work whoever gets the token can tell them, and a step of hundreds of decodes is split in microseconds.
@@ -22,7 +22,7 @@ from penstock.sched.plan import Slice
 
 @dataclass(frozen=True)
 class Work:
-    """What a step's parts take, in units of any size."""
+    """Prices of a step's parts, in units of any size."""
 
     token: float = 1.0  # a token computed
     choice: float = 0.0  # the next token chosen
@@ -30,15 +30,15 @@ class Work:
     pair: float = 0.0  # a token of context looked at by a token
 
     def decode(self, context: int) -> float:
-        """Of one token that sees `context` tokens, itself among them, and is followed by another."""
+        """Work of one token that sees `context` tokens, itself among them, and is followed by another."""
         return self.token + self.choice + context * (self.read + self.pair)
 
     def decodes(self, count: int, context: int) -> float:
-        """Of `count` of them that see `context` tokens all together."""
+        """Work of `count` decoded tokens that see `context` tokens all together."""
         return count * (self.token + self.choice) + context * (self.read + self.pair)
 
     def slice(self, part: Slice) -> float:
-        """Of the tokens at [start, end): the one at p sees p + 1. The context is read once for all of them."""
+        """Work of the tokens at [start, end): the one at p sees p + 1. The context is read once for all of them."""
         start, end = part.start, part.start + part.num_tokens
         pairs = (end * (end + 1) - start * (start + 1)) // 2
         choice = self.choice * (1 + len(part.ahead)) if part.sample is not None else 0.0
@@ -80,7 +80,7 @@ def split(slices: Sequence[Slice], events: Sequence[TokenEvent], seconds: float,
 
 
 def _unanswered(sampled: Sequence[Slice], events: Sequence[TokenEvent]) -> list[Slice]:
-    """Those of sequences that had ended while the step ran. Events come in the order of the slices, so that each gap
+    """Slices of sequences that had ended while the step ran. Events come in the order of the slices, so that each gap
     is found by halving."""
     found: list[Slice] = []
     at = 0

@@ -1,4 +1,4 @@
-"""What a scheduler has done."""
+"""Counters of what a scheduler has done."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""How tenants share an engine: whose turn it is, whose blocks and places are lent, and who gives them back.
+"""Fair sharing of an engine among tenants: whose turn it is, whose blocks and places are lent, and who gives them back.
 
 Turns go by virtual token counters (Sheng et al., OSDI '24): a token computed counts one and a token chosen counts one,
 divided by the tenant's weight, and the tenant that was given least goes first. A clock runs with what all together are
-given. Who comes back from idleness starts a step's worth behind it, or level with whoever is further behind, but a few
-steps at most: that is enough to begin at once, and nothing more is saved up, by those who are here neither.
+given. A tenant that comes back from idleness starts a step's worth behind it, or level with the tenant furthest behind,
+but a few steps at most: that is enough to begin at once, and nothing more is saved up, by those who are here neither.
 
-Blocks and places are divided by weight among the tenants that are here. What one does not use is lent. A tenant that
-would stay within its share has a claim: if there is no room for it, the last comer of one that is over its share gives
-way. Who is within its share gives way to no claim, so what is borrowed is borrowed at the borrower's risk and the rest
-is safe; and who gave way has no claim to come back with.
+Blocks and places are divided by weight among the tenants that are here. Unused ones are lent. A tenant that would stay
+within its share has a claim: if there is no room for it, the last comer of one that is over its share gives way. A
+tenant within its share gives way to no claim, so what is borrowed is borrowed at the borrower's risk and the rest is
+safe; and one that gave way has no claim to come back with.
 
 While one tenant is here alone, nothing of this is asked, and what it is given is counted when another comes.
 """
@@ -29,7 +29,7 @@ _MANY = 1024  # tenants that are remembered
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """Of one tenant."""
+    """One tenant's share of the engine: its weight, what it was given, and its sequences that run."""
 
     weight: float = 1.0
     num_here: int = 0  # sequences, waiting or running
@@ -39,12 +39,12 @@ class Share:
 
     @property
     def virtual(self) -> float:
-        """What it was given, by its weight, on the clock that all share."""
+        """Tokens it was given, divided by its weight, on the clock that all share."""
         return self.lift + self.served / self.weight
 
     @property
     def num_blocks(self) -> int:
-        """That it holds; those that a sequence shares are counted where they were first held."""
+        """Number of blocks that it holds; those that a sequence shares are counted where they were first held."""
         return sum(len(s.table.block_ids) - s.table.num_shared for s in self.running if s.table is not None)
 
     def begin(self, virtual: float, weight: float) -> None:
@@ -98,19 +98,19 @@ class Shares:
             self._count()
 
     def _start(self, weight: float) -> float:
-        """Of a tenant that owes nothing."""
+        """Virtual counter at which a tenant that owes nothing starts."""
         if not self._here:
             return self._clock
         step = self._step_tokens / weight
         return min(self._clock - step, max(self._clock - _MAX_STEPS * step, min(share.virtual for share in self._here)))
 
     def _limit_credit(self) -> None:
-        """Who could not use its turns, for want of places, does not get them all at once before the one that comes."""
+        """Caps the credit of tenants that could not use their turns, for want of places, before another one comes."""
         for share in self._here:
             share.lift += max(0.0, self._clock - _MAX_STEPS * self._step_tokens / share.weight - share.virtual)
 
     def _read_clock(self) -> None:
-        """Whoever was here alone is charged with all that was done since: it was not counted one by one."""
+        """Moves the clock on. A tenant alone here is charged with all work done since, which was not counted."""
         if len(self._here) == 1:
             self._served = self._counters.work - self._work
             next(iter(self._here)).served += self._served
@@ -144,7 +144,7 @@ class Shares:
         del sequence.share.running[sequence]
 
     def places(self, share: Share, more: int = 0) -> float:
-        """That it has, and so many more, as a multiple of its share; one is in everybody's, however many they are."""
+        """Places it has, and `more`, as a multiple of its share; one is in everybody's, however many they are."""
         return (len(share.running) + more) / max(1.0, self._num_places * share.weight / self._weights)
 
     def blocks(self, share: Share, more: int = 0) -> float:

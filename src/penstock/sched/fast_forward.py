@@ -1,7 +1,7 @@
 """Steps that decide nothing: everybody who runs gets one token, and nobody begins, ends, waits or lacks a block.
 
-Who can tell the tokens before they are made, as a simulator can, takes many such steps in one commit. What comes of it
-is what the same steps would have come to one by one; only which block has which number may differ.
+A caller that can tell the tokens before they are made, as a simulator can, takes many such steps in one commit. The
+outcome is that of the same steps taken one by one; only which block has which number may differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.sched.sequence import Sequence
 
 
 def num_steps(running: Seq[Sequence], pool: BlockPool) -> int:
-    """How many follow now, the one in flight included, if no request comes and none goes before its time."""
+    """Number of such steps that follow now, the one in flight included, if no request comes and none goes early."""
     if not running or any(s.num_wanted != 1 or s.must_wait or not s.has_begun for s in running):
         return 0
     steps = min(s.request.max_tokens - s.num_generated for s in running) - 1
@@ -26,7 +26,7 @@ def num_steps(running: Seq[Sequence], pool: BlockPool) -> int:
 
 
 def advance(running: Seq[Sequence], steps: int, token_id: int, shares: Shares) -> None:
-    """All of them by so many steps, each of which made this token. What was in flight still is, so many steps later."""
+    """Moves all of them on by `steps`, each of which made this token. What was in flight still is, that much later."""
     for sequence in running:
         table = sequence.table
         assert table is not None

@@ -1,7 +1,7 @@
-"""What the scheduler knows of a guide: when its sequence may run, what may come next, and what must.
+"""Guided decoding as the scheduler sees it: when a sequence may run, what may come next, and what must.
 
 A mask takes time to make, and the token before it has to be known; but it is needed only when the device has computed
-what to choose from. So a plan carries something that is asked for its bits then, and waits if it must. What was chosen
+what to choose from. So a plan carries something that is asked for its bits then, and waits if it must. A token chosen
 for a place that a forced token has taken meanwhile is void.
 """
 
@@ -19,7 +19,7 @@ class Mask(Protocol):
 
 
 class Follow(NamedTuple):
-    """What comes after a token by force: more tokens, which need not be chosen, and perhaps the end."""
+    """Tokens forced after a token: they need not be chosen, and perhaps the sequence ends with them."""
 
     token_ids: list[int]
     finish: FinishReason | None = None
@@ -41,4 +41,4 @@ class TokenGuide(Mask, Protocol):
     def take(self, token_id: int) -> Follow: ...
 
     def ahead(self, drafts: Sequence[int]) -> Sequence[Mask]:
-        """Of the places after each draft, if it and all before it are taken. Asked only while it is quick."""
+        """Masks of the places after each draft, if it and all before it are taken. Called only while it is quick."""

@@ -1,12 +1,12 @@
-"""Which images are encoded in a step, and whose embeddings are kept. Digests and counts; it has never seen a pixel.
+"""Image scheduling: which images a step encodes, and whose embeddings stay. Digests and counts: it never sees a pixel.
 
 An image is encoded in the first step that computes one of its tokens, and kept beside others by its digest, within a
 bound of tokens: prompts whose tokens are all in the KV cache need no encoder. A prompt whose image is not encoded in
 this step is computed up to there, and waits; others go on.
 
-Encoding is counted in tokens of prompts, which take as long. Beside decodes a step encodes as much as it could compute
-of prompts. An image that is more than that waits until the steps that it was kept out of had room for it together: so
-images take no more of everybody's time than prompts do.
+Encoding is counted in tokens of prompts, which take as long. Besides its decodes, a step encodes as much as it could
+compute of prompts. An image that is more than that waits until the steps that it was kept out of had room for it
+together: so images take no more of everybody's time than prompts do.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ImageSlots:
         return all(self._has_room(image) for image in _covered(images, start, start + 1))
 
     def reach(self, images: Sequence[ImageInput], start: int, count: int) -> int:
-        """How many of the tokens from `start` can be computed in this step; their images will be there."""
+        """Number of tokens from `start` that this step can compute; their images will be encoded."""
         for image in _covered(images, start, start + count):
             if not self._has_room(image):
                 return max(0, image.start - start)
@@ -98,12 +98,12 @@ class ImageSlots:
                 self._drops.append(digest)
 
     def take(self) -> tuple[list[ImageInput], list[str]]:
-        """What a plan that goes out encodes, and what is forgotten before."""
+        """Returns the images that an outgoing plan encodes and the digests it forgets before, and clears both lists."""
         encodes, drops, self._encodes, self._drops = self._encodes, self._drops, [], []
         return encodes, drops
 
     def work(self, encodes: Iterable[ImageInput]) -> int:
-        """What encoding these takes, in tokens of prompts."""
+        """Work of encoding these images, in tokens of prompts."""
         return round(self.price * sum(image.num_tokens for image in encodes))
 
     def undo(self, encodes: Iterable[ImageInput]) -> None:

@@ -1,8 +1,8 @@
-"""Which adapters are on the device, and who needs them. Slots and names; it has never seen a weight.
+"""LoRA slots: which adapters are on the device, and which sequences need them. It has never seen a weight.
 
-A sequence holds its adapter's slot while it runs, so what runs is never displaced. Of the others, the one that was used
-longest ago gives way. An adapter that finds every slot held waits, and others overtake it; once it has waited long
-enough, no sequence behind it gets a slot that it could have had, so that one becomes free.
+A sequence holds its adapter's slot while it runs, so what runs is never displaced. The least recently used of the
+others gives way. An adapter that finds every slot held waits, and others overtake it; once it has waited long enough,
+no sequence behind it gets a slot that it could have had, so that one becomes free.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class AdapterSlots:
 
     @property
     def resident(self) -> list[str]:
-        """On the device, or with the next step."""
+        """Adapters on the device, now or with the next step."""
         return list(self._slots)
 
     def is_needed(self, adapter: str) -> bool:
-        """By a sequence that is here, or to be kept on the device."""
+        """Whether a sequence that is here needs the adapter, or it is pinned to the device."""
         return self._known[adapter] > 0 or adapter in self._pinned
 
     def is_pinned(self, adapter: str) -> bool:

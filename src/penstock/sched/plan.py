@@ -1,4 +1,4 @@
-"""What the scheduler and the runner say to each other: one step's plan, and what came of it. Plain data.
+"""Messages between scheduler and runner: one step's plan, and its result. Plain data.
 
 The runner reads a plan while it submits it and keeps nothing: the lists in it belong to the scheduler. They are msgspec
 structs because hundreds are made in every step, and nothing makes them faster; the garbage collector need not look at
@@ -19,7 +19,7 @@ from penstock.sched.guiding import Mask
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
-    """How to choose the token that follows a slice."""
+    """Choice of the token that follows a slice: sampling parameters, history and masks."""
 
     params: SamplingParams
     history: Sequence[int]  # every token known so far, prompt first; empty unless `params` look back
@@ -42,12 +42,12 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     ahead: Sequence[SampleSpec] = ()  # one per draft: how to choose the token after it, if it holds
     slot: int | None = None  # where its adapter lies; None: the base model
     images: Sequence[ImageInput] = ()  # of its whole prompt; embeddings of those in the slice are there, or encoded
-    # Where its recurrent state lies, which its first token begins from zero; None: the model has none.
+    # Slot of its recurrent state, which its first token begins from zero; None: the model has none.
     state_slot: int | None = None
 
     @property
     def end(self) -> int:
-        """Of the tokens that are the sequence's own, whatever becomes of the drafts."""
+        """End of the tokens that are the sequence's own, whatever becomes of the drafts."""
         return self.start + self.num_tokens - len(self.ahead)
 
     @property

@@ -44,7 +44,7 @@ class WaitingQueue:
         return any(is_resumed for _, _, is_resumed in self._lines)
 
     def add(self, sequence: Sequence) -> None:
-        """Into its line by arrival, so one that was preempted goes back to the place it came from."""
+        """Inserts it into its line by arrival, so one that was preempted goes back to the place it came from."""
         request = sequence.request
         line = self._lines.setdefault(_line_of(request), [])
         insort(line, sequence, key=_by_size if request.is_resumed else _by_arrival)
@@ -62,8 +62,8 @@ class WaitingQueue:
         self.num_tokens -= self._tokens.pop(request.id)
 
     def first(self, count: int, now: float) -> Iterator[Sequence]:
-        """Up to `count` sequences of each tenant, best rank first. Ranks are looked at when the next one is asked for:
-        who was let in meanwhile has had a turn."""
+        """Yields up to `count` sequences of each tenant, best rank first. Ranks are read when the next one is asked
+        for: a tenant that was let in meanwhile has had a turn."""
         rank = self._ranking.rank
         lines = [line[count - 1 :: -1] for line in self._lines.values()]  # last first
         heads = [(rank(line[-1], now), line) for line in lines]

@@ -3,7 +3,7 @@
 Streams that lost their replica go first of their class, before all tenants' turns: their clients look at an answer that
 stands still. The one with fewest tokens to compute goes first of them, so that as many as possible move again soon. The
 precedence is bounded: only a trusted gateway can name a stream as resumed, it ends with the first token made here, and
-after three times `aging_s` a stream that still waits takes its tenant's turns like all others. What is computed is
+after three times `aging_s` a stream that still waits takes its tenant's turns like all others. Computed tokens are
 charged to the tenant as always, and nobody gives way to a resumed stream who would not give way to a new one.
 """
 
@@ -26,7 +26,7 @@ class Ranking:
     """A sequence gains a class for every `aging_s` it has been here, running or not, so nothing starves: sooner or
     later it is the oldest of the highest class, which goes first and is never preempted.
 
-    Among several tenants age is no promotion, else the backlog of a greedy one would one day go before everybody. They
+    With several tenants, age is no promotion, else the backlog of a greedy one would one day go before everybody. They
     take turns inside a class; and not more than once in `aging_s` the oldest sequence of all, if it has been here long
     enough to have come up through every class, goes before all others until it ends.
     """
@@ -38,7 +38,7 @@ class Ranking:
         self._elder_s = -inf
 
     def look(self, sequences: Mapping[str, Sequence], now: float) -> None:
-        """Before each step among several tenants: whether the oldest of all, who is the first, goes first."""
+        """Decides before each step among several tenants whether the oldest sequence, the first given, goes first."""
         oldest = next(iter(sequences.values()))
         if oldest is self._elder:
             return
@@ -69,15 +69,15 @@ class Ranking:
         return self.level(sequence, now), turn, sequence.order
 
     def last(self, running: Seq[Sequence], now: float) -> Sequence:
-        """Who gives way when blocks are short: the last comer, of the tenant furthest over its share."""
+        """The sequence that gives way when blocks are short: the last comer, of the tenant furthest over its share."""
         if not self._shares.is_contested:
             return max(running, key=lambda s: self.rank(s, now))
         use = _once_each(running, self._shares.blocks)
         return max(running, key=lambda s: (self.level(s, now), use[s.share], s.order))
 
     def displaced(self, newcomer: Sequence, running: Seq[Sequence], now: float, *, by_place: bool) -> Sequence | None:
-        """Who gives way to one that waits: one of a lower class, or one that has what the newcomer's share lent.
-        `by_place`: it is a place that is missing, and not blocks."""
+        """The sequence that gives way to a waiting one: one of a lower class, or one that has what the newcomer's share
+        lent; None: none does. `by_place`: it is a place that is missing, and not blocks."""
         level = self.level(newcomer, now)
         if not self._shares.is_contested:
             victim = max(running, key=lambda s: self.rank(s, now), default=None)

@@ -1,4 +1,4 @@
-"""How a sequence's next token is to be chosen, and those after it if what was drafted for them holds."""
+"""Sample specs of a sequence's next token, and of those after it if what was drafted for them holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.sched.sequence import Sequence as LiveSequence
 
 
 def choice_of(sequence: LiveSequence) -> SampleSpec:
-    """Of the token after all that are known or in flight."""
+    """Sample spec of the token after all that are known or in flight."""
     request, guide = sequence.request, sequence.guide
     generated = sequence.num_generated + sequence.num_in_flight
     return SampleSpec(
@@ -23,8 +23,8 @@ def choice_of(sequence: LiveSequence) -> SampleSpec:
 
 
 def choices_after(sequence: LiveSequence, first: SampleSpec, drafts: Sequence[int]) -> list[SampleSpec]:
-    """Of the token after each draft. They are chosen as if every draft before them had been: by the random number of
-    their own place, and by what may come there."""
+    """Sample specs of the token after each draft. They are chosen as if every draft before them had been: by the random
+    number of their own place, and by what may come there."""
     request = sequence.request
     masks = sequence.guide.ahead(drafts) if sequence.guide is not None else [None] * len(drafts)
     choices = []

@@ -1,7 +1,7 @@
 """The scheduler decides who runs. It deals in block ids and token counts; it has never seen a tensor, a socket or a
 clock: time is an argument.
 
-`plan` builds one step; `commit` takes its result. Between the two, more steps may be planned: a sequence whose newest
+`plan` builds one step; `commit` takes its result. More steps may be planned between the two: a sequence whose newest
 token is still in flight is planned with a placeholder, and what a later commit finds finished is dropped.
 """
 
@@ -125,8 +125,8 @@ class Scheduler:
         self._pulling.add(sequence)
 
     def bring_back(self, sequence: Sequence) -> None:
-        """Its pull has ended. With blocks of its own it enters before all others: memory that waits serves nobody.
-        Without, it has the place in the queue that it would have had."""
+        """Its pull has ended. It enters before all others if it has blocks of its own: memory that waits serves nobody.
+        Else it has the place in the queue that it would have had."""
         self._pulling.remove(sequence)
         if sequence.pulled is not None:
             self._pulled.append(sequence)
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Whom drafts may help in the next step."""
+        """Sequences that drafts may help in the next step."""
         return drafting.decoding(self._running)
 
     @property
@@ -168,7 +168,7 @@ class Scheduler:
             room.widen(self.budget.floor)
         for place, sequence in enumerate(prefills):
             if (is_contested and place == 0) or self._waiting.has_resumed:
-                # Whose turn it is does not wait for the end of another's prompt, nor does a resumed stream.
+                # A tenant whose turn it is does not wait for another's prompt to end, nor does a resumed stream.
                 self._admit(plan, room, now, ahead_of=self._ranking.rank(sequence, now))
             left = room.left(goes_first=self._ranking.goes_first(sequence, now))
             room.take(self._extend(plan, sequence, min(sequence.num_wanted, left), now))
@@ -191,7 +191,7 @@ class Scheduler:
         return replace(plan, encodes=encodes, drops=drops) if encodes or drops else plan
 
     def _yielding(self, decodes: list[Sequence], now: float) -> dict[str, Sequence]:
-        """Those of the lowest class, by id: they take no part in a step that computes prompts of higher ones, whose
+        """Decodes of the lowest class, by id: they take no part in a step that computes prompts of higher ones, whose
         time to first token they would lengthen. Age ends that, so that nobody stands still for long."""
         return {s.request.id: s for s in decodes if self._ranking.yields(s, now)}
 
@@ -398,7 +398,7 @@ class Scheduler:
 
     @property
     def steady_steps(self) -> int:
-        """How many of the next steps cannot change what is decided, while no request comes or goes; see `steady`."""
+        """Number of next steps that cannot change what is decided, while no request comes or goes: `fast_forward`."""
         return 0 if self._waiting or self._pulled else steady.num_steps(self._running, self.cache.pool)
 
     def take_steady(self, count: int, token_id: int) -> None:

@@ -57,7 +57,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Here or, before it came here, elsewhere."""
+        """Number of tokens generated here or, before it came here, elsewhere."""
         return len(self.token_ids) - self.prompt_len
 
     @property
@@ -82,8 +82,8 @@ class Sequence:
 
     @property
     def must_wait(self) -> bool:
-        """Its next token depends on one in flight in a way only the host knows: on which tokens came before. Or its
-        guide takes long to tell what may come."""
+        """Its next token depends on one in flight in a way only the host knows: on which tokens came before. Its guide
+        may also take long to tell what may come."""
         if self.guide is not None and not (self.guide.is_quick or (self.guide.is_ready and self.num_in_flight == 0)):
             return True
         return self.num_in_flight > 0 and (self.has_drafts or self.request.sampling.looks_back)

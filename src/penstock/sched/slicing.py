@@ -44,5 +44,5 @@ def withdraw(plan: StepPlan, sequence: Sequence) -> int:
 
 
 def cost_of(planned: Slice) -> int:
-    """As `fairness` counts: a token of a prompt is computed, one of an answer is computed and chosen."""
+    """Cost of a slice as `fairness` counts: a prompt's token is computed, one of an answer is computed and chosen."""
     return planned.num_tokens + (planned.sample is not None)

@@ -1,4 +1,4 @@
-"""What the engine's KV cache holds, for gateways that route by it.
+"""Contents of the engine's KV cache, for gateways that route by them.
 
 GET  /v1/penstock/blocks    server-sent events: a snapshot, then changes, at most every 50 ms, at least every 400
 

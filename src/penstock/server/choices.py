@@ -89,7 +89,7 @@ class ChoiceText:
             if self._parser.is_done:
                 finish = FinishReason.STOP
             if finish is not None:
-                # Of an answer that is calls and nothing else, text is the beginning of one that was cut.
+                # Text of an answer that is calls and nothing else is the beginning of one that was cut.
                 held = self._parser.flush(is_cut=finish is not FinishReason.STOP)
                 parts += [p for p in held if not (self._must_call and isinstance(p, Text))]
             if self._is_hiding:

@@ -1,9 +1,9 @@
-"""Going away without losing anything: no new work is taken, and what runs has until the server's patience ends.
+"""Graceful shutdown without losing anything: no new work is taken, and what runs has until the server's patience ends.
 
 A gateway that has another replica for a stream asks for it back, and carries it on there; one that has none leaves it
 here. Only a drain that has a reason of the replica's own gives all of them back at once. That one cannot be taken back,
-nor one that ends the process; a drain that somebody asked for can. While the replica is parked nothing is taken either,
-whether or not it drained before; it takes work again once it is awake.
+nor one that ends the process; a drain that somebody asked for can. A parked replica takes nothing either, whether or
+not it drained before; it takes work again once it is awake.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ def _read_together(
 def _likely(
     model: TextModel, firsts: list[str], others: list[str], keep: int | None, tell: Callable[[list[float], int], bytes]
 ) -> Job:
-    """The mean log probability of each second text's tokens, after the first. Where it is too long, the first
-    loses its end."""
+    """The mean log probability of each second text's tokens, after the first. If a pair is too long, the first loses
+    its end."""
     _check(model, firsts, keep)
     after = _encode(model, others, None, add_special_tokens=False)
     before = _encode(model, firsts, keep)

@@ -1,5 +1,5 @@
-"""What the engine says of itself after every step, as metrics. A step costs three observations and a few additions:
-all the rest is worked out when somebody looks."""
+"""Metrics of what the engine says of itself after every step. A step costs three observations and a few additions: all
+the rest is worked out when somebody looks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.observe import catalog, device_catalog
 from penstock.observe.catalog import Metric
 from penstock.observe.registry import Registry
 
-# By where in the measurement record each number is.
+# Places of the numbers in the measurement record, by metric.
 _LEVELS: dict[Metric, attrgetter[float]] = {
     catalog.SEQUENCES_RUNNING: attrgetter("load.num_running"),
     catalog.SEQUENCES_WAITING: attrgetter("load.num_waiting"),

@@ -1,8 +1,8 @@
 """A request as it comes in: from a client, or from a gateway, which may say more than a client can.
 
-What a gateway adds lets it choose token ids and seeds, so it has to be one: it knows the secret, or calls from this
-machine where no secret is set. With a secret the replica is its gateways' alone; without one anybody who reaches it
-may ask the model, but no foreign web page.
+The headers a gateway adds let it choose token ids and seeds, so it has to be one: it knows the secret, or calls from
+this machine where no secret is set. A replica with a secret is its gateways' alone; anybody who reaches one without may
+ask the model, but no foreign web page.
 """
 
 from __future__ import annotations

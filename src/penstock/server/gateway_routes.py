@@ -142,7 +142,7 @@ class GatewayRoutes:
         await self._answer(sink, self._parking.wake())
 
     async def change_role(self, request: Request, sink: Sink) -> None:
-        """Gateways hear of it with the next report. What it has it goes on with: a role is about what is sent to it."""
+        """Gateways hear of it with the next report. Requests that it has go on: a role is about what is sent to it."""
         self._trust.check(request)
         request.check_is_json()
         self._role = read_role_request(await request.body(_MAX_ROLE_BYTES)).role
@@ -186,7 +186,7 @@ class GatewayRoutes:
         )
 
     def _measured(self) -> EngineMeasurements:
-        """What the engine said, and what the server sees itself."""
+        """Measurements of the engine, and what the server sees itself."""
         engine, info = self._engine, self._engine.info
         return replace(
             engine.measured,

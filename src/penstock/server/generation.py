@@ -193,7 +193,7 @@ class Generation:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Of these, tokens of thoughts; None: the model does not reason."""
+        """Number of output tokens that are thoughts; None: the model does not reason."""
         if not self._reasons:
             return None
         return sum(choice.num_reasoning_tokens for choice in self._choices.values())

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.api import tokenizer_bundle as model_text
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.errors import InvalidRequest, UnsupportedParameter
 from penstock.engine.mailbox import FrameReader, frame_of
 from penstock.server.guide_protocol import Model, Trial, Verdict
@@ -34,6 +35,8 @@ _MAX_AT_ONCE = 2
 _KIND = 10  # how nice: those who generate go first
 
 _INPUT, _OUTPUT = 0, 1
+_trial_decoder = msgspec.msgpack.Decoder(Trial)
+_model_decoder = msgspec.msgpack.Decoder(Model)
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Trials:
         self._running: dict[int, _Attempt] = {}  # by the descriptor that its answer comes from
 
     def run(self, frames: FrameReader, early: list[bytes]) -> None:
-        """Until the server is gone. `early`: what came with the model."""
+        """Tries guides until the server is gone. `early`: what came with the model."""
         self._take(early)
         self._selector.register(_INPUT, selectors.EVENT_READ)
         while True:
@@ -68,7 +71,7 @@ class Trials:
             self._begin_waiting()
 
     def _take(self, payloads: list[bytes]) -> None:
-        self._waiting += [msgspec.msgpack.decode(payload, type=Trial) for payload in payloads]
+        self._waiting += [_trial_decoder.decode(payload) for payload in payloads]
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:
@@ -142,10 +145,11 @@ def _read_model() -> tuple[Model, FrameReader, list[bytes]]:
         if not data:
             raise SystemExit
         if found := frames.feed(data):
-            return msgspec.msgpack.decode(found[0], type=Model), frames, found[1:]
+            return _model_decoder.decode(found[0]), frames, found[1:]
 
 
 def main() -> None:
+    write_stacks_on_crash()
     for stop_signal in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the server decides when we stop
         signal.signal(stop_signal, signal.SIG_IGN)
     model, frames, early = _read_model()

@@ -1,4 +1,4 @@
-"""What is said between a server and the process that tries guides for it; msgpack in frames."""
+"""Messages between a server and the process that tries guides for it; msgpack in frames."""
 
 from __future__ import annotations
 

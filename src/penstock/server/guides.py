@@ -1,8 +1,8 @@
 """Guides before generation: found to be good, or refused. The work is done in a process of its own, `guide_process`.
 
-What was found is kept, so that a schema that comes with every request is tried once; for each tenant by itself, so
-that nobody can tell by the time it takes what others have sent. The process is started by the first guided request, and
-again if it died. It has few guides of a tenant at a time: whoever sends many waits for their own.
+Verdicts are kept, so that a schema that comes with every request is tried once; for each tenant by itself, so that
+nobody can tell by the time it takes what others have sent. The process is started by the first guided request, and
+again if it died. It has few guides of a tenant at a time: a tenant that sends many waits for its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _MAX_KEPT = 512
 _MAX_OPEN = 64  # of one tenant
 _MAX_AT_PROCESS = 2  # of one tenant
 _PATIENCE_S = 30.0  # for the next answer to anybody, the start of the process included; it has its own limits
+_verdict_decoder = msgspec.msgpack.Decoder(Verdict)
 
 
 @dataclass
@@ -87,7 +88,7 @@ class GuideTrials:
             await self._process.wait()
 
     async def _try(self, key: bytes, guide: Guide, tenant: str) -> Verdict:
-        """Who asks for the same at the same time waits for the same."""
+        """Verdict on a guide; callers that ask for the same at the same time wait for the same."""
         if key not in self._open:
             turns = self._turns.setdefault(tenant, _Turns())
             if turns.num_open >= _MAX_OPEN:
@@ -152,11 +153,11 @@ class GuideTrials:
 
     async def _read(self, process: Process) -> None:
         """One life of the process."""
-        frames, decoder = FrameReader(), msgspec.msgpack.Decoder(Verdict)
+        frames = FrameReader()
         assert process.stdout is not None
         while data := await process.stdout.read(1 << 16):
             self._answered_s = self._clock.now()
-            for verdict in map(decoder.decode, frames.feed(data)):
+            for verdict in map(_verdict_decoder.decode, frames.feed(data)):
                 answer = self._answers.pop(verdict.number, None)
                 if answer is not None and not answer.done():
                     answer.set_result(verdict)

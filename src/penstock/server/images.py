@@ -131,7 +131,7 @@ class Images:
         return tuple(found)
 
     async def _fetch(self, url: str, held: ExitStack) -> bytes:
-        """The bytes behind a URL. While they come they may be as many as an image may have."""
+        """The bytes behind a URL. An image's limit is reserved for them while they come."""
         if self._num_fetching >= _MAX_FETCHING:
             raise Overloaded("too many images are being fetched", retry_after_s=1.0)
         self._num_fetching += 1

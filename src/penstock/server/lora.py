@@ -61,14 +61,14 @@ class Adapters:
         log.info("adapter %s is unloaded", name)
 
     async def _note(self, change: Callable[..., None], *arguments: object) -> None:
-        """What is served is served, also where the file cannot be written."""
+        """Notes a change in the file; what is served is served, also where the file cannot be written."""
         try:
             await asyncio.to_thread(change, *arguments)
         except ConfigError as error:
             log.warning("%s: after a restart adapters are as they were before this change", error.message)
 
     async def restore(self, given: Mapping[str, str]) -> None:
-        """At start: those that were given, which must be had, and those of the file, as far as they can be."""
+        """Loads at start the adapters given, which must be had, and those of the file, as far as they can be."""
         for name, path in given.items():
             await self._load(name, path)
         if self._model.max_loras == 0:

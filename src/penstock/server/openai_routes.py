@@ -136,7 +136,7 @@ class CompletionWriter:
         return sum(known) / len(known) if known else -math.inf
 
     def _prompt_logprobs(self, index: int) -> list[ScoredToken] | None:
-        """Where they are asked for by that name, with as many alternatives as are asked for there."""
+        """Prompt's log probabilities, if asked for by that name, with as many alternatives as are asked for there."""
         num_top = self._prepared.wanted.prompt_logprobs
         return None if num_top is None else self._prompt_scores(index, num_top)
 

@@ -1,7 +1,7 @@
 """A parked replica: its processes live, the device's memory is given back, and no work is taken until it is woken.
 
-One park or wake is under way at a time; the next has its turn after it, and may find that all is as it should be.
-Whoever asked may go away: what has begun is done.
+One park or wake is under way at a time; the next has its turn after it, and may find that all is as it should be. The
+caller may go away: a change that has begun is done.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Reasoning:
         return ReasoningTracker(self.format.splitter(self.prompt_end), tokenizer.token_bytes)
 
     def thinking(self, tokenizer: Tokenizer, *, is_guided: bool, may_call: bool) -> Thinking | None:
-        """What the engine must know; None: nothing."""
+        """Thoughts' settings that the engine must know; None: nothing."""
         is_off = self.format.is_off(self.prompt_end)
         if is_off or (self.budget is None and not is_guided):
             return None

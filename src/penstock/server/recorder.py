@@ -1,4 +1,4 @@
-"""What the server notes of every request: one log line, and its metrics. Every exit is counted once."""
+"""Records of every request: one log line, and its metrics. Every exit is counted once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ONE_RANK = RankNews((), ())
 
 @dataclass
 class TextWork:
-    """Of a request for vectors or scores."""
+    """Work of a request for vectors or scores."""
 
     num_texts: int
     num_tokens: int
@@ -270,7 +270,7 @@ class Recorder:
             self.registry.count(catalog.SLO_REQUESTS, self.model, objective, met).value += 1
 
     def _tenant(self, tenant: str) -> tuple[Counter, Counter]:
-        """What has a name keeps it: a series that moved to the others and back would be no counter."""
+        """Counters of a tenant. A series with a name keeps it: moved to the others and back, it would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
         count = self.registry.count
         found = count(catalog.DEVICE_SECONDS, self.model, name), count(catalog.KV_BLOCK_SECONDS, self.model, name)

@@ -16,7 +16,7 @@ from penstock.server.served_model import ServedModel
 from penstock.server.text_limits import TextLimits
 
 Task = Literal["embeddings", "relevance", "classification"]
-# How well two texts go together: by their vectors, by how likely one makes the other, by a model that reads both.
+# Relevance of two texts: by their vectors, by how likely one makes the other, by a model that reads both.
 Relevance = Literal["cosine", "likelihood", "pairs"]
 
 

@@ -61,8 +61,8 @@ class Traces:
 
 
 def rank_attributes(layout: str, ranks: Sequence[RankFigures]) -> Attributes:
-    """How the model is spread, and of each rank, in their order, what is known of its recent steps; none: there is one
-    rank. A figure that one of them lacks is left out."""
+    """Attributes of how the model is spread, and of each rank's recent steps, in their order; none: there is one rank.
+    A figure that one of them lacks is left out."""
     if not layout:
         return NO_RANKS
     found: dict[str, Value] = {"penstock.parallelism": layout}
@@ -164,7 +164,7 @@ def _of_part(name: str, finished: Finished) -> dict[str, Value]:
 
 
 def _has_failed(finished: Finished) -> bool:
-    """Who leaves has not failed, and neither has who is refused."""
+    """Whether a request has failed: a client that leaves has not, and neither has one that is refused."""
     return finished.status >= 500 and finished.outcome not in ("cancelled", "request_aborted")
 
 

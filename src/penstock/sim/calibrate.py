@@ -28,6 +28,7 @@ _MAX_LEFT_OUT = 0.1  # of all steps
 _CORNERS = np.geomspace(1.0, 4096.0, 25)  # tokens
 
 Matrix = NDArray[np.float64]
+_step_limits_decoder = msgspec.json.Decoder(StepLimits)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def read_steps(path: Path) -> tuple[list[tuple[StepShape, float]], StepLimits]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     try:
-        limits = msgspec.json.decode(lines[0].removeprefix("# "), type=StepLimits)
+        limits = _step_limits_decoder.decode(lines[0].removeprefix("# "))
         if lines[1] != HEADER:
             raise ValueError(f"its columns are {lines[1]}")
         rows = [line.split(",") for line in lines[2:] if line.count(",") == HEADER.count(",")]

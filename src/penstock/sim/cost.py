@@ -1,4 +1,4 @@
-"""How long a step takes, as a few numbers of one replica: a roofline, in the words of a profile's file.
+"""The cost of a step, as a few numbers of one replica: a roofline, in the words of a profile's file.
 
     step = step_s                                    whatever is in it: launches, the host
          + max(weights_s, tokens x token_s           weights are read once; more tokens are bound by the products
@@ -74,12 +74,12 @@ class StepCost:
         return self.times.seconds(tokens, shape.prefill_pairs, shape.decodes, shape.decode_context)
 
     def decode_seconds(self, decodes: int, context: int, steps: int) -> list[float]:
-        """Of each of so many steps in which everybody decodes; the context grows by a token of each in each."""
+        """The seconds of each of so many steps in which everybody decodes; each context grows by a token in each."""
         fixed_s, context_s = self.times.seconds(0, 0, decodes, 0), self.context_s
         return [fixed_s + read * context_s for read in range(context, context + steps * decodes, decodes)]
 
     def work_s(self, shape: StepShape) -> float:
-        """What the step's content takes of a device that is never idle: without what every step costs anyway."""
+        """The seconds that a step's content takes of a device that is never idle: without what every step costs."""
         tokens = shape.prefill_tokens + shape.decodes + shape.drafts
         return (
             tokens * (self.token_s + self.exchange_s)
@@ -95,6 +95,6 @@ class StepCost:
         return self.work_s(StepShape(prompt_tokens, pairs, output_tokens, context))
 
     def prefill_tokens_per_s(self, prompt_tokens: int, step_tokens: int) -> float:
-        """Of prompts of this length in steps full of them."""
+        """The speed at which prompts of this length are computed in steps full of them."""
         pairs = step_tokens * (prompt_tokens + 1) // 2
         return step_tokens / self.seconds(StepShape(step_tokens, pairs))

@@ -1,4 +1,4 @@
-"""What happens when: a heap of calls. Time moves only when one is taken out."""
+"""The events of a simulation: a heap of calls by their time. Time moves only when one is taken out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet, and one request on its way."""
+"""Requests to a simulated fleet, and one of them on its way."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SimGateway:
     # -- replicas
 
     def follow(self, replica: SimReplica, phase: float) -> None:
-        """From now on; `phase` in [0, 1) is where between two reports it is."""
+        """Follows a replica from now on; `phase` in [0, 1) is where between two reports it is."""
         followed = self.followed[replica.name] = Followed(replica)
         if self._publishes:
             self.index.reset(replica.name, ())
@@ -189,7 +189,7 @@ class SimGateway:
             self._decide()
 
     def _snapshot(self, followed: Followed) -> ReplicaSnapshot:
-        """As the gateway makes it of a report."""
+        """Returns the snapshot that the gateway makes of a report."""
         now, name, measured = self._events.now, followed.replica.name, followed.last
         return followed.health.mark(
             ReplicaSnapshot(
@@ -216,7 +216,7 @@ class SimGateway:
             self._move(flight, followed)
 
     def _move(self, flight: Flight, left: Followed) -> None:
-        """What its client has stays; the rest is made elsewhere."""
+        """Takes a request from the replica it was at: what its client has stays; the rest is made elsewhere."""
         replica, request_id = left.replica, flight.request.id
         if replica.has(request_id):
             if flight.journey.is_begun:
@@ -238,7 +238,7 @@ class SimGateway:
         return flight
 
     def place(self, ask: Ask, replica: str) -> Flight:
-        """There at once, whatever admission would say: the next one is placed by what this one makes of it."""
+        """Places a request at once, whatever admission would say: the next is placed by what this one makes of it."""
         flight, followed = self._new_flight(ask), self.followed[replica]
         flight.journey.admitted(Leg(Role.WHOLE, replica))
         flight.replica = replica

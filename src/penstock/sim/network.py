@@ -34,7 +34,7 @@ class KvLink:
 
 @dataclass(eq=False)
 class Connection:
-    """From an engine that pulls to one that has blocks."""
+    """A connection from an engine that pulls to one that has blocks."""
 
     number: int
     puller: SimNetwork

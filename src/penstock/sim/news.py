@@ -1,4 +1,4 @@
-"""What a simulated replica's cache has to tell until somebody asks: where routing blocks are that came or moved."""
+"""News of a simulated replica's cache, kept until somebody asks: where routing blocks are that came or moved."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _SHARED = 4.0  # what is computed of its prompt counts so many times: others wai
 
 
 def best_place(ask: Ask, number: int, replicas: Iterable[SimReplica]) -> str:
-    """Where it ends soonest; of equals, who has the fewest requests, and then who has worked least."""
+    """Returns where it ends soonest; of equals, the one with the fewest requests, and then with the least work done."""
 
     @cache
     def hashes(size: int) -> list[bytes]:

@@ -80,11 +80,11 @@ class Profile:
 
     @property
     def copy_s(self) -> float:
-        """Of a block, to host memory and back."""
+        """The seconds that a block takes to host memory and back."""
         return self.block_tokens / self.host_tokens_per_s
 
     def copying_s(self, copies: Sequence[tuple[int, int]]) -> float:
-        """What those take that begin or end in host memory, whose blocks come after the device's."""
+        """Returns the seconds of the copies that begin or end in host memory, whose blocks come after the device's."""
         return sum(max(pair) >= self.num_blocks for pair in copies) * self.copy_s / 2
 
 

@@ -10,7 +10,7 @@ _LEAST = 1e-6  # smaller values count as this
 
 
 class Quantiles:
-    """Off by half a per cent at most. Two of them add up."""
+    """Quantiles that are off by half a per cent at most. Two of them add up."""
 
     __slots__ = ("_counts", "count", "most", "total")
 

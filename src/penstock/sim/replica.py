@@ -56,7 +56,7 @@ class SimReplica:
         role: Role = "both",
         fabric: SimFabric | None = None,
     ) -> None:
-        """With a `fabric` it pulls KV blocks from others on it, and they from it; its name is its address there."""
+        """A replica with a `fabric` pulls KV blocks from others on it, and they from it; its name is its address."""
         self.name = name
         self.role: Role = role
         self.kv_pull_tokens_per_s = fabric.link.gb_s * 1e9 / profile.kv_token_bytes if fabric is not None else None
@@ -154,7 +154,7 @@ class SimReplica:
             self._network.close()
 
     def restart(self) -> None:
-        """Whatever it had is gone."""
+        """Starts the replica again; whatever it had is gone."""
         turn = self._turn
         self.leave_network()
         self._past_preemptions = self.preemptions
@@ -193,13 +193,13 @@ class SimReplica:
 
     @property
     def queued_tokens(self) -> int:
-        """Of prompts, and not computed yet: right now, as nobody outside can know."""
+        """The tokens of prompts that are not computed yet: right now, as nobody outside can know."""
         under_way = sum(shape_in(step).prefill_tokens for step in self._engine.in_flight)
         return self.scheduler.queued_tokens + self._sent_tokens - self._received_tokens + under_way
 
     @property
     def context_tokens(self) -> int:
-        """Of all that are open, prompts and what was generated so far."""
+        """The tokens of all requests that are open, prompts and what was generated so far."""
         return sum(map(len, self._runs.values()))
 
     def has(self, request_id: str) -> bool:

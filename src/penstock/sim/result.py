@@ -1,4 +1,4 @@
-"""What came of a simulation: every request counted once, times as quantiles, in memory that does not grow with them."""
+"""Results of a simulation: every request counted once, times as quantiles, in memory that does not grow with them."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def as_request(
     tenant: str = "",
     kv_source: KvSource | None = None,
 ) -> Request:
-    """For a scheduler that makes `SimSequence`s. A run stands where others have a list."""
+    """Returns a request for a scheduler that makes `SimSequence`s. A run stands where others have a list."""
     return Request(
         request_id,
         cast(list[int], run),

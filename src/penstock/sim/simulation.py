@@ -83,7 +83,7 @@ class Simulation:
         self.events.run_until(when)
 
     def run(self, asks: Iterable[Ask], *, progress: Callable[[float, int], None] | None = None) -> Result:
-        """To the end of the last one. `progress` is told of seconds and requests, now and then."""
+        """Simulates to the end of the last request. `progress` is told of seconds and requests, now and then."""
         began = time.process_time()
         self._is_asked = False
         self._ask_next(iter(asks))

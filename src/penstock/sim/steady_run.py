@@ -35,8 +35,8 @@ class SteadyRun:
         return True
 
     def waits(self, first_submitted_s: float | None) -> Iterator[float]:
-        """Of each step, how long ago it was submitted when it ends. `first_submitted_s`: of the first, on a device on
-        which each is submitted when the one before it begins; None: on one on which that is when it begins itself."""
+        """Returns how long before its end each step was submitted. `first_submitted_s`: when the first was, on a device
+        where each is submitted when the one before it begins; None: each is submitted when it begins itself."""
         begins = [self._began_s, *self._ends]
         submitted = begins if first_submitted_s is None else [first_submitted_s, *begins]
         return (end - begin for begin, end in zip(submitted, self._ends, strict=False))

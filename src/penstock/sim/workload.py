@@ -39,20 +39,20 @@ def replay(
 def speed_for(
     arrivals: Sequence[Arrival], profile: Profile, num_replicas: int, utilisation: float, copies: int = 1
 ) -> float:
-    """At which the work of all requests, if nothing were ever found in a cache, is this share of the replicas' time."""
+    """Returns the speed at which the work of all requests, without any cache, is this share of the replicas' time."""
     each_s = (profile.request_work_s(arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals)
     work_s = copies * sum(each_s)
     return utilisation * num_replicas * max(arrivals[-1].at_s, 1e-9) / work_s
 
 
 def that_fit(arrivals: Sequence[Arrival], profile: Profile) -> list[Arrival]:
-    """Without those that no replica could ever take."""
+    """Returns the arrivals without those that no replica could ever take."""
     most = min(profile.max_context_tokens, profile.num_blocks * profile.block_tokens)
     return [one for one in arrivals if one.prompt_tokens + one.output_tokens <= most]
 
 
 def _copy(arrivals: Sequence[Arrival], number: int, span_s: float, num_names: int, speed: float) -> Iterator[Ask]:
-    """From another moment of the trace on, around to that moment again."""
+    """Yields the requests of a copy that runs from another moment of the trace on, around to that moment again."""
     began_s = number * _GOLDEN % 1.0 * span_s
     first = next((i for i, arrival in enumerate(arrivals) if arrival.at_s >= began_s), 0)
     shift = number * num_names

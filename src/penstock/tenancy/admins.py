@@ -1,4 +1,4 @@
-"""Who may administer: keys of their own, `psa_<id>_<secret>`, kept and followed as tenants' keys are (see keys.py).
+"""Admin keys, `psa_<id>_<secret>`: kept and followed as tenants' keys are (see keys.py).
 
 An admin has a name and one key. A name is free again once its key is revoked; the record stays. A tenant's key is none
 of these and these are no tenant's: the two rings know nothing of each other.
@@ -13,12 +13,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from penstock.core.converter import Converter
 from penstock.core.errors import Conflict, InvalidValue, KeyNotFound, Unauthenticated
 from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute, Row
 from penstock.tenancy.keys import ID_LENGTH, SECRET_LENGTH, random_text
 from penstock.tenancy.revisions import next_revision
 from penstock.tenancy.tenants import TenantId
+
+_tenant_id_converter = Converter(TenantId)
 
 
 class AdminKey(Struct, frozen=True):
@@ -32,6 +35,9 @@ class AdminKey(Struct, frozen=True):
     def prefix(self) -> str:
         """The part of the key that may be shown."""
         return f"psa_{self.id}"
+
+
+_admin_key_converter = Converter(AdminKey)
 
 
 class NewAdminKey(Struct, frozen=True):
@@ -79,7 +85,7 @@ class AdminBook:
 
     def add(self, name: str) -> NewAdminKey:
         try:
-            msgspec.convert(name, TenantId)
+            _tenant_id_converter.convert(name)
         except msgspec.ValidationError:
             raise InvalidValue("an admin's name is of lower-case letters, digits, . _ -", param="name") from None
         with self._database.writing() as execute:
@@ -99,7 +105,7 @@ class AdminBook:
             return _all(execute)
 
     def revoke(self, which: str) -> AdminKey:
-        """By name, or by as much of the key as somebody has. At once, for every gateway; twice is once."""
+        """Revokes a key by name, or by as much of it as somebody has: at once, for every gateway; twice is once."""
         column, value = ("id", which.split("_")[1]) if which.startswith("psa_") else ("name", which)
         with self._database.writing() as execute:
             revision = next_revision(self._database, execute)
@@ -131,7 +137,7 @@ def _all(execute: Execute) -> list[AdminKey]:
 def _read(row: Row) -> AdminKey:
     """One that cannot be read is as good as revoked."""
     try:
-        return msgspec.convert(dict(zip(AdminKey.__struct_fields__, row, strict=True)), AdminKey)
+        return _admin_key_converter.convert(dict(zip(AdminKey.__struct_fields__, row, strict=True)))
     except msgspec.ValidationError as error:
         count_error("store reader", error)
         return AdminKey(str(row[0]), str(row[1]), "", revoked_at=0.0)

@@ -172,7 +172,7 @@ class BatchBook:
     def page(
         self, tenant_id: str, kind: str, *, after: str | None, limit: int, is_descending: bool = True
     ) -> list[StoredBatch] | None:
-        """So many, the newest first (or the oldest), past the one named `after`; None: there is no such batch."""
+        """Returns up to `limit`, newest first (or oldest), past the one named `after`; None: there is no such batch."""
         way, sort = ("<", "DESC") if is_descending else (">", "ASC")
         where = "tenant_id = ? AND kind = ? AND kept_until > ?"
         values: list[object] = [tenant_id, kind, self._clock()]

@@ -75,7 +75,7 @@ class Budgets:
             self._known = (stored | book.spending(current, tuple(asked)), included)
 
     def _periods(self, at_s: float) -> tuple[str, str]:
-        """Remembered for the day: a request's path is no place for calendars."""
+        """Returns the current periods, remembered for the day: a request's path is no place for calendars."""
         if not self._day_ends_s - DAY_S <= at_s < self._day_ends_s:
             if at_s >= self._day_ends_s:  # a new day; requests that end late may still belong to the last
                 keep = (*periods(at_s), *periods(at_s - DAY_S))

@@ -1,4 +1,4 @@
-"""What the store needs of a database: transactions, and to be woken when another process changed something.
+"""The database protocol of the store: transactions, and a wake-up when another process changed something.
 
 SQL is written once, in what SQLite and PostgreSQL have in common, with `?` for parameters. The two differ only behind
 this protocol. Databases block: the gateway uses them from threads of their own, never on its event loop.
@@ -38,7 +38,7 @@ class Database(Protocol):
         """All or nothing, on disk when it returns."""
 
     def migrating(self) -> AbstractContextManager[Execute]:
-        """As writing, and one process at a time."""
+        """A transaction like `writing`, for one process at a time."""
 
     def notify(self, execute: Execute) -> None:
         """Wake every watch when the transaction of `execute` is committed."""

@@ -54,7 +54,7 @@ def route_document(route: RouteInForce) -> Document:
 
 
 class UsageReport:
-    """What a tenant used, from a time on (this month's beginning) until another (now)."""
+    """A tenant's usage from a time on (this month's beginning) until another (now)."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ def step_from(text: str) -> Step:
 
 
 def _shown(counts: dict[str, int]) -> Document:
-    """In seconds and money, not in the fractions that are kept."""
+    """Returns the counts in seconds and money, not in the fractions that are kept."""
     whole = {name: _WHOLE.get(name, (name, 1)) for name in counts}
     return {shown: counts[name] / unit if unit > 1 else counts[name] for name, (shown, unit) in whole.items()}
 

@@ -107,7 +107,7 @@ class FileBook:
     def page(
         self, tenant_id: str, purposes: Sequence[str], *, after: str | None, limit: int, is_descending: bool
     ) -> list[StoredFile] | None:
-        """So many of these purposes, by age, past the one named `after`; None: there is no such file."""
+        """Returns up to `limit` of these purposes, by age, past the one named `after`; None: there is no such file."""
         way, sort = ("<", "DESC") if is_descending else (">", "ASC")
         where = f"tenant_id = ? AND status = ? AND expires_at > ? AND purpose IN {placeholders(1, len(purposes))}"
         values: list[object] = [tenant_id, READY, self._clock(), *purposes]
@@ -125,7 +125,7 @@ class FileBook:
         return [_stored(row) for row in rows]
 
     def begin_delete(self, tenant_id: str, file_id: str) -> StoredFile | None:
-        """From now on it does not exist, but for `gone`; None: it did not. Raises Conflict while a batch reads it."""
+        """Hides a file from all but `gone`, and returns it if there is one. Raises Conflict while a batch reads it."""
         with self._database.writing() as execute:
             readers = execute(
                 f"SELECT id FROM batches WHERE tenant_id = ? AND input_file_id = ? AND status IN {_ACTIVE_BATCHES}",

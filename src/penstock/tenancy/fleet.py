@@ -32,7 +32,7 @@ _ENDED_S = 120.0  # an ephemeral fleet that has written nothing for so long is r
 
 
 class PoolDemand(Struct, frozen=True, omit_defaults=True):
-    """What one gateway saw of one pool. Counters grow from the gateway's start; the others are as of `at`."""
+    """One gateway's view of one pool. Counters grow from the gateway's start; the others are as of `at`."""
 
     gateway: str  # another name after each start: counters begin anew
     pool: str
@@ -177,6 +177,14 @@ class Lease(Struct, frozen=True):
     beat: int  # grows with each renewal
 
 
+pool_status_decoder = msgspec.json.Decoder(PoolStatus)
+_demand_decoder = msgspec.json.Decoder(PoolDemand)
+_replica_decoder = msgspec.json.Decoder(FleetReplica)
+_sample_decoder = msgspec.json.Decoder(FleetSample)
+_model_order_decoder = msgspec.json.Decoder(ModelOrder)
+_member_decoder = msgspec.json.Decoder(ReplicaRow)
+
+
 class FleetBook:
     """Blocks: for commands and for threads of their own."""
 
@@ -241,7 +249,7 @@ class FleetBook:
                     "(gateway, pool) DO UPDATE SET at = excluded.at, document = excluded.document",
                     (row.gateway, row.pool, row.at, _encode(row)),
                 )
-            found = _documents(execute, "SELECT document FROM fleet_pools", PoolStatus)
+            found = _documents(execute, "SELECT document FROM fleet_pools", pool_status_decoder)
             for fleet in self._ended(found):
                 self._remove_fleet(execute, fleet)
         return {one.pool: one for one in found if not self._is_over(one)}
@@ -255,17 +263,17 @@ class FleetBook:
         """Rows of gateways that still write."""
         with self._database.reading() as execute:
             oldest = self._clock() - DEMAND_STALE_S
-            return _documents(execute, "SELECT document FROM fleet_demand WHERE at > ?", PoolDemand, oldest)
+            return _documents(execute, "SELECT document FROM fleet_demand WHERE at > ?", _demand_decoder, oldest)
 
     # Replicas, pools, decisions: written inside `fenced`
 
     def replicas(self) -> list[FleetReplica]:
         with self._database.reading() as execute:
-            return _documents(execute, "SELECT document FROM fleet_replicas ORDER BY id", FleetReplica)
+            return _documents(execute, "SELECT document FROM fleet_replicas ORDER BY id", _replica_decoder)
 
     def pools(self) -> list[PoolStatus]:
         with self._database.reading() as execute:
-            found = _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", PoolStatus)
+            found = _documents(execute, "SELECT document FROM fleet_pools ORDER BY pool", pool_status_decoder)
         return [one for one in found if not self._is_over(one)]
 
     def decisions(
@@ -277,7 +285,7 @@ class FleetBook:
         limit: int = 1000,
         is_oldest_first: bool = False,
     ) -> list[FleetDecision]:
-        """After `since`, until `until`; the newest first unless it is said otherwise."""
+        """Returns the decisions after `since` and until `until`; the newest first unless it is said otherwise."""
         found: dict[str, object] = {"at > ?": since, "at <= ?": until, "pool = ?": pool}
         asked = {condition: value for condition, value in found.items() if value is not None}
         order = "at" if is_oldest_first else "at DESC"
@@ -294,7 +302,7 @@ class FleetBook:
         where, parameters = (" AND pool = ?", (pool,)) if pool is not None else ("", ())
         with self._database.reading() as execute:
             sql = f"SELECT document FROM fleet_history WHERE at > ?{where} ORDER BY at"
-            return _documents(execute, sql, FleetSample, since, *parameters)
+            return _documents(execute, sql, _sample_decoder, since, *parameters)
 
     def claim_pool(self, execute: Execute, claim: PoolStatus) -> None:
         """Makes the pool its fleet's, in a fenced transaction. Raises PoolTaken where another fleet has one of this
@@ -304,7 +312,7 @@ class FleetBook:
             (claim.pool, _encode(claim)),
         )
         sql = "SELECT document FROM fleet_pools WHERE pool = ?"
-        for owner in _documents(execute, sql, PoolStatus, claim.pool):
+        for owner in _documents(execute, sql, pool_status_decoder, claim.pool):
             if owner.fleet not in ("", claim.fleet) and not self._is_over(owner):
                 raise PoolTaken(
                     f"the fleet '{owner.fleet}' of this store has a pool '{claim.pool}': end that fleet, give this "
@@ -318,23 +326,23 @@ class FleetBook:
             return [document for (document,) in execute(sql, (pool, since))]
 
     def memory(self, pool: str) -> Mapping[str, str]:
-        """What the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
+        """Returns what the controller keeps over restarts, by name: forecast, durations, the policy's memory. JSON."""
         with self._database.reading() as execute:
             return dict(execute("SELECT name, document FROM fleet_memory WHERE pool = ?", (pool,)))
 
     # Models that share a device
 
     def model_orders(self) -> dict[str, ModelOrder]:
-        """By model."""
+        """Returns the orders by model."""
         with self._database.reading() as execute:
-            found = _documents(execute, "SELECT document FROM model_orders", ModelOrder)
+            found = _documents(execute, "SELECT document FROM model_orders", _model_order_decoder)
         return {one.model: one for one in found}
 
     def change_model_order(self, model: str, change: Callable[[ModelOrder], ModelOrder]) -> ModelOrder:
         """An operator's order takes the place of the one before."""
         with self._database.writing() as execute:
             sql = "SELECT document FROM model_orders WHERE model = ?"
-            before = next(iter(_documents(execute, sql, ModelOrder, model)), ModelOrder(model))
+            before = next(iter(_documents(execute, sql, _model_order_decoder, model)), ModelOrder(model))
             order = change(before)
             write_model_order(execute, order)
         return order
@@ -357,13 +365,13 @@ class FleetBook:
     def _remove_fleet(self, execute: Execute, fleet: str) -> None:
         """A controller that was only paused loses its lease by this, and begins anew."""
         execute("UPDATE fleet_lease SET holder = '', epoch = epoch + 1 WHERE name = ?", (fleet,))
-        for pool in _documents(execute, "SELECT document FROM fleet_pools", PoolStatus):
+        for pool in _documents(execute, "SELECT document FROM fleet_pools", pool_status_decoder):
             if pool.fleet == fleet:
                 remove_pool(execute, pool.pool)
-        for replica in _documents(execute, "SELECT document FROM fleet_replicas", FleetReplica):
+        for replica in _documents(execute, "SELECT document FROM fleet_replicas", _replica_decoder):
             if replica.fleet == fleet:
                 remove_replica(execute, replica.id)
-        members = _documents(execute, "SELECT document FROM replicas", ReplicaRow)
+        members = _documents(execute, "SELECT document FROM replicas", _member_decoder)
         self.write_members(execute, (), [row for row in members if row.by == member_author(fleet)])
 
 
@@ -406,7 +414,7 @@ def write_model_order(execute: Execute, order: ModelOrder) -> None:
 
 
 def end_model_order(execute: Execute, done: ModelOrder, after: ModelOrder) -> None:
-    """Unless another order has come meanwhile."""
+    """Puts `after` in the place of `done`, unless another order has come meanwhile."""
     execute(
         "UPDATE model_orders SET document = ? WHERE model = ? AND document = ?",
         (_encode(after), done.model, _encode(done)),
@@ -455,12 +463,12 @@ def _encode(row: Struct) -> str:
     return msgspec.json.encode(row).decode()
 
 
-def _documents(execute: Execute, sql: str, kind: type[T], *parameters: object) -> list[T]:
-    """What cannot be read was written by another version, and is left out."""
+def _documents(execute: Execute, sql: str, decoder: msgspec.json.Decoder[T], *parameters: object) -> list[T]:
+    """Returns the documents found. One that cannot be read was written by another version, and is left out."""
     found = []
     for (document,) in execute(sql, parameters):
         try:
-            found.append(msgspec.json.decode(document, type=kind))
+            found.append(decoder.decode(document))
         except (ValueError, TypeError) as error:
             count_error("store reader", error)
     return found

@@ -66,7 +66,7 @@ def share_out(total: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def cost_since(store: Store, since: float) -> FleetCost:
-    """Until now, from the beginning of the hour of `since`. Blocks."""
+    """Returns the cost from the beginning of the hour of `since` until now. Blocks."""
     since = float(int(since) // HOUR_S * HOUR_S)
     used = store.usage.by_tenant(since_s=since, until_s=time.time())
     return fleet_cost(since, store.fleet.history(since=since), used)

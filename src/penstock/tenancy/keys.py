@@ -27,7 +27,7 @@ _KEY = re.compile(rf"psk_([0-9A-Za-z]{{{ID_LENGTH}}})(?:_[0-9A-Za-z]*)?")
 
 
 class ApiKey(Struct, frozen=True, omit_defaults=True):
-    """What is kept of a key. It can recognise the key and cannot reproduce it."""
+    """The record that is kept of a key. It can recognise the key and cannot reproduce it."""
 
     id: str
     tenant_id: str
@@ -52,7 +52,7 @@ class NewKey(Struct, frozen=True):
 
 
 class Caller(Struct, frozen=True, gc=False):
-    """Whose request this is."""
+    """The tenant and the key that a request came with."""
 
     tenant: Tenant
     key_id: str
@@ -94,7 +94,7 @@ class KeyRing:
         self.has_had_tenants = False  # never False again: removing the last tenant must not open the door to everybody
 
     def authenticate(self, key: bytes, now_s: float) -> Caller:
-        """Who sent this key, at `now_s` of wall-clock time."""
+        """Returns the caller whose key this is, at `now_s` of wall-clock time."""
         caller = self._callers.get(sha256(key).digest())
         if caller is None or now_s >= caller.expires_at:
             raise Unauthenticated("this API key is not known; it may have been revoked or have expired")

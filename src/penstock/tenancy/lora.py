@@ -1,4 +1,4 @@
-"""Which adapters gateways have brought to which replicas, because a configuration named them.
+"""The record of the adapters that gateways have brought to replicas because a configuration named them.
 
 It outlives the gateways, so that one that starts with another configuration knows what it may take away: what somebody
 loaded by hand is not in here.
@@ -32,7 +32,7 @@ class AdapterBook:
             execute("DELETE FROM brought_adapters WHERE replica = ? AND name = ?", (replica, name))
 
     def all(self) -> dict[str, set[str]]:
-        """By replica."""
+        """Returns the names of adapters by replica."""
         found: dict[str, set[str]] = {}
         with self._database.reading() as execute:
             for replica, name in execute("SELECT replica, name FROM brought_adapters"):

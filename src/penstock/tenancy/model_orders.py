@@ -180,8 +180,8 @@ def _order_of(status: PoolStatus, residency: ModelResidency, orders: Mapping[str
 def _no_room(
     name: str, residency: ModelResidency, orders: Mapping[str, ModelOrder], statuses: Iterable[PoolStatus]
 ) -> str:
-    """Why memory is too small for the model, or an empty text. It goes by the orders as they are now: the controller
-    may not have seen the last pin yet."""
+    """Returns why memory is too small for the model, or an empty text. It goes by the orders as they are now: the
+    controller may not have seen the last pin yet."""
     if residency.state not in _AWAY:
         return ""
     staying = {
@@ -229,7 +229,7 @@ def _state(
 
 
 def _eta_s(status: PoolStatus, residency: ModelResidency, order: ModelOrder) -> float | None:
-    """Of an order that no round has seen yet, too."""
+    """Returns the seconds until the model is loaded, for an order that no round has seen yet, too."""
     if residency.state == Residence.LOADED:
         return None
     if status.eta_s is not None:

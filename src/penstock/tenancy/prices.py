@@ -1,4 +1,4 @@
-"""What tokens and device time cost. Amounts are whole nano-units of the operator's currency, so that sums are exact."""
+"""Prices of tokens and device time. Amounts are whole nano-units of the operator's currency, so that sums are exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Amount = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass(frozen=True)
 class Price:
-    """Of one model: per million tokens, and per hour of one of its replicas; a request pays both."""
+    """Prices of one model: per million tokens, and per hour of one of its replicas; a request pays both."""
 
     input: Amount = 0.0
     output: Amount = 0.0

@@ -43,6 +43,9 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=True):
     state: str = ""  # of `RESTING`, beside `is_draining`, if a controller keeps it so; empty: it is used, or drains
 
 
+_replica_row_decoder = msgspec.json.Decoder(ReplicaRow)
+
+
 class ReplicaBook:
     """The store's part of it. Blocks: for commands and for threads of their own."""
 
@@ -71,8 +74,8 @@ class ReplicaBook:
         return row
 
     def drain(self, url: str, model: str | None = None, *, is_draining: bool = True, by: str = "") -> list[ReplicaRow]:
-        """In every pool that it is in, or in this one. False: it is used again. Whatever state a controller keeps it
-        in, it has none then."""
+        """Marks a replica as draining in every pool that it is in, or in this one. False: it is used again. A state
+        that a controller keeps it in is cleared."""
         with self._writing() as execute:
             found, now = _find(execute, url, model), self._clock()
             rows = [replace(row, is_draining=is_draining, by=by, at=now, state="") for row in found]
@@ -140,7 +143,7 @@ def _all(execute: Execute) -> list[ReplicaRow]:
     found = []
     for (document,) in execute("SELECT document FROM replicas ORDER BY model, url"):
         try:
-            found.append(msgspec.json.decode(document, type=ReplicaRow))
+            found.append(_replica_row_decoder.decode(document))
         except (ValueError, TypeError) as error:
             count_error("store reader", error)
     return found

@@ -194,7 +194,7 @@ class ResponseBook:
             return len(execute("DELETE FROM responses WHERE tenant_id = ? RETURNING id", (tenant_id,)))
 
     def claim(self, owner: str, lease_s: float, most: int) -> list[ClaimedResponse]:
-        """So many of those that others have left, the oldest first; now they are this owner's."""
+        """Takes up to `most` responses that other owners have left, the oldest first; now they are this owner's."""
         now_s = self._clock()
         left = (
             f"{_IS_ACTIVE} AND owner IS NOT NULL AND owner_until <= ? AND request IS NOT NULL AND tries < {MAX_TRIES}"

@@ -24,8 +24,10 @@ from penstock.tenancy.routes import RouteBook, RouteInForce, SharesAsked, refuse
 
 FEEDBACK_KEPT_S = 7 * 24 * 3600.0
 MAX_COMMENT = 2000  # characters
+MAX_BLOCKS = 500  # that are read at once
 MAX_KEPT = 200  # rollouts of a model that are over
 _EMPTY = Raw(b"{}")
+_block_decoder = msgspec.json.Decoder(Block)
 
 
 class RolloutVerb(StrEnum):
@@ -66,6 +68,9 @@ class Rollout(Struct, frozen=True, omit_defaults=True):
     command: RolloutCommand | None = None
     num_commands: int = 0
     revision: int = 0
+
+
+_rollout_decoder = msgspec.json.Decoder(Rollout)
 
 
 class StoryEntry(Struct, frozen=True):
@@ -276,17 +281,19 @@ class RolloutBook:
                         ),
                     )
 
-    def blocks(self, id: str, since: int = 0) -> tuple[int, list[Block]]:
-        """Blocks after number `since` in the order of their commits, and the number to ask from the next time."""
+    def blocks(self, id: str, since: int = 0, *, limit: int = MAX_BLOCKS) -> tuple[int, list[Block]]:
+        """Blocks after number `since` in the order of their commits, `limit` at most, and the number to ask from the
+        next time. Unless that is `limit` or more ahead of `since`, there are no others."""
         with self._database.reading() as execute:
             rows = execute(
-                "SELECT number, document FROM rollout_blocks WHERE rollout = ? AND number > ? ORDER BY number",
+                "SELECT number, document FROM rollout_blocks WHERE rollout = ? AND number > ? ORDER BY number "
+                f"LIMIT {limit:d}",
                 (id, since),
             )
         found = []
         for _, document in rows:
             try:
-                found.append(msgspec.json.decode(document, type=Block))
+                found.append(_block_decoder.decode(document))
             except (ValueError, TypeError) as error:
                 count_error("store reader", error)
         return (rows[-1][0] if rows else since), found
@@ -299,6 +306,8 @@ class RolloutBook:
             raise InvalidValue("a score is 0 (bad) to 1 (good)", param="score")
         if len(comment) > MAX_COMMENT:
             raise InvalidValue(f"a comment has at most {MAX_COMMENT} characters", param="comment")
+        if "\0" in comment:
+            raise InvalidValue("a comment has no NUL characters", param="comment")
         with self._database.writing() as execute:
             ((number,),) = execute("UPDATE feedback_counter SET value = value + 1 RETURNING value")
             now = self._clock()
@@ -373,7 +382,7 @@ def _lock(execute: Execute, id: str) -> Rollout:
 
 
 def _decode(document: str, revision: int) -> Rollout:
-    return replace(msgspec.json.decode(document, type=Rollout), revision=revision)
+    return replace(_rollout_decoder.decode(document), revision=revision)
 
 
 def _rollouts(rows: Sequence[Sequence[object]]) -> list[Rollout]:

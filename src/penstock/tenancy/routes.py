@@ -1,4 +1,4 @@
-"""How traffic is shared between the versions of a model, as changed while gateways run: kept, followed, taken back.
+"""Traffic shares of the versions of a model, as changed while gateways run: kept, followed, rolled back.
 
 A gateway's file says which versions there are and what share each begins with; it declares that here, so that a change
 can be checked wherever it is made. A change is a revision, and none is ever lost: what is in force is the file with the
@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from penstock.core.config import nearest
+from penstock.core.converter import Converter
 from penstock.core.errors import Conflict, InvalidValue, ModelNotFound
 from penstock.observe.background import count_error
 from penstock.tenancy.database import Database, Execute
@@ -28,7 +29,7 @@ FILE = 0  # the revision of what the file says
 
 
 class Declared(Struct, frozen=True):
-    """Of one route, by version, as the file of the gateway that started last has it."""
+    """One route as the file of the gateway that started last has it; weights and shadows by version."""
 
     name: str
     weights: Weights
@@ -37,8 +38,11 @@ class Declared(Struct, frozen=True):
     has_copies: bool = True  # requests can be copied to its versions; those for pipelines cannot
 
 
+_declared_decoder = msgspec.json.Decoder(Declared)
+
+
 class RouteRevision(Struct, frozen=True, omit_defaults=True):
-    """What is not as in the file, by version."""
+    """A route's differences from the file, by version."""
 
     name: str
     revision: int = FILE
@@ -50,16 +54,22 @@ class RouteRevision(Struct, frozen=True, omit_defaults=True):
     restores: int | None = None  # the revision that this one says again
 
 
+_route_revision_decoder = msgspec.json.Decoder(RouteRevision)
+
+
 class SharesAsked(Struct, forbid_unknown_fields=True):
-    """As in a merge patch: what is not named stays, None is what the file says."""
+    """A change of shares, as in a merge patch: what is not named stays, None is what the file says."""
 
     weights: dict[str, Annotated[float, Meta(ge=0, le=1e6)] | None] = field(default_factory=dict)
     shadow: dict[str, Annotated[float, Meta(ge=0, le=1)] | None] = field(default_factory=dict)
 
 
+_shares_asked_converter = Converter(SharesAsked)
+
+
 def shares_asked(values: Mapping[str, Any]) -> SharesAsked:
     try:
-        return msgspec.convert(values, SharesAsked)
+        return _shares_asked_converter.convert(values)
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error)) from None
 
@@ -85,7 +95,7 @@ class RouteBook:
         self._clock = clock
 
     def declare(self, routes: Iterable[Declared]) -> None:
-        """What a gateway's file has. Others that other gateways declared stay."""
+        """Stores the routes of a gateway's file. Others that other gateways declared stay."""
         if not (found := list(routes)):
             return
         with self._database.writing() as execute:
@@ -105,7 +115,7 @@ class RouteBook:
         with self._database.writing() as execute:
             for route in new:
                 rows = execute("SELECT document FROM routes WHERE name = ?", (route.name,))
-                known = msgspec.json.decode(rows[0][0], type=Declared) if rows else route
+                known = _declared_decoder.decode(rows[0][0]) if rows else route
                 none = dict.fromkeys(route.weights, 0.0)
                 merged = replace(known, weights=none | known.weights, shadow=none | known.shadow)
                 if not rows or merged != known:
@@ -164,7 +174,7 @@ class RouteBook:
             return self._write(execute, now, promoted)
 
     def roll_back(self, name: str, to: int | None = None, *, by: str = "") -> RouteInForce:
-        """To the revision before the one in force, and by doing it again further back; or to this one; 0: the file."""
+        """Goes back to the revision before the one in force, each time further back; or to this one; 0: the file."""
         with self._database.writing() as execute:
             return self.roll_back_within(execute, name, to, by=by)
 
@@ -208,7 +218,7 @@ def routes_changed(execute: Execute, since: int) -> tuple[RouteRevision, ...]:
     found = []
     for (document,) in rows:
         try:
-            found.append(msgspec.json.decode(document, type=RouteRevision))
+            found.append(_route_revision_decoder.decode(document))
         except (ValueError, TypeError) as error:
             count_error("store reader", error)
     return tuple(found)
@@ -220,13 +230,13 @@ def _in_force(execute: Execute, name: str) -> RouteInForce:
         hint = nearest(name, names)
         raise ModelNotFound(f"no model '{name}' with versions" + (f"; did you mean '{hint}'?" if hint else ""))
     last = execute("SELECT document FROM route_revisions WHERE name = ? ORDER BY revision DESC LIMIT 1", (name,))
-    revision = msgspec.json.decode(last[0][0], type=RouteRevision) if last else RouteRevision(name)
-    return RouteInForce(msgspec.json.decode(rows[0][0], type=Declared), revision)
+    revision = _route_revision_decoder.decode(last[0][0]) if last else RouteRevision(name)
+    return RouteInForce(_declared_decoder.decode(rows[0][0]), revision)
 
 
 def _history(execute: Execute, name: str) -> list[RouteRevision]:
     rows = execute("SELECT document FROM route_revisions WHERE name = ? ORDER BY revision DESC", (name,))
-    return [msgspec.json.decode(document, type=RouteRevision) for (document,) in rows]
+    return [_route_revision_decoder.decode(document) for (document,) in rows]
 
 
 def _merged(old: Mapping[str, float], new: Mapping[str, float | None]) -> dict[str, float]:

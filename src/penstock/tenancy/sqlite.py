@@ -123,7 +123,7 @@ def _create(path: Path) -> None:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Of several processes that open a new file at once, all but one are refused here without a wait."""
+    """Tries for _BUSY_S: of several processes that open a new file, SQLite refuses all but one without a wait."""
     deadline_s = time.monotonic() + _BUSY_S
     while True:
         try:

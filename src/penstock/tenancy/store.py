@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from penstock.core.converter import Converter
 from penstock.core.errors import (
     ConfigError,
     Conflict,
@@ -50,6 +51,9 @@ from penstock.tenancy.usage import UsageBook
 
 _READING = "store reader"  # what cannot be read is counted under this name
 _KEY_COLUMNS = ", ".join(f"api_keys.{column}" for column in ApiKey.__struct_fields__)
+_api_key_converter = Converter(ApiKey)
+_tenant_decoder = msgspec.json.Decoder(Tenant)
+_label_converter = Converter(Label)
 
 
 class Changes(Struct, frozen=True):
@@ -103,7 +107,7 @@ class Store:
             return unreadable_tenants(execute)
 
     def update_tenant(self, tenant_id: str, values: Mapping[str, Any]) -> Tenant:
-        """As a merge patch; what two processes change at once is both kept."""
+        """Changes a tenant as a merge patch does; what two processes change at once is both kept."""
         with self._database.writing() as execute:
             self._changed(execute, tenant_id)
             tenant = with_changes(_tenant(execute, tenant_id), values)
@@ -141,7 +145,7 @@ class Store:
         return [ApiKey(*row) for row in rows]
 
     def revoke_key(self, key_id: str) -> ApiKey:
-        """At once, for every gateway. Twice is once."""
+        """Revokes a key at once, for every gateway. Twice is once."""
         with self._database.writing() as execute:
             key = self._changing_key(execute, key_id)
             return self._end_key(execute, key, grace_s=0)
@@ -300,7 +304,7 @@ def unreadable_tenants(execute: Execute) -> dict[str, str]:
 
 def _key(row: Row) -> ApiKey:
     try:
-        return msgspec.convert(dict(zip(ApiKey.__struct_fields__, row, strict=True)), ApiKey)
+        return _api_key_converter.convert(dict(zip(ApiKey.__struct_fields__, row, strict=True)))
     except msgspec.ValidationError as error:
         raise StoreCorrupt(f"key psk_{row[0]} of tenant '{row[1]}' cannot be read: {error}") from None
 
@@ -319,13 +323,13 @@ def _encode(tenant: Tenant) -> str:
 
 def _decode(tenant_id: str, document: str) -> Tenant:
     try:
-        return msgspec.json.decode(document, type=Tenant)
+        return _tenant_decoder.decode(document)
     except (ValueError, TypeError) as error:  # msgspec's and Unicode's; a column may hold what is no text
         raise StoreCorrupt(f"the document of tenant '{tenant_id}' cannot be read: {error}") from None
 
 
 def _label(text: str) -> str:
     try:
-        return msgspec.convert(text, Label)
+        return _label_converter.convert(text)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"name: {error}", param="name") from None

@@ -1,4 +1,4 @@
-"""What a tenant is: who it is, what it may use, and how much. Plain data; it knows no store, key or clock.
+"""Tenants: their names, what they may use, and how much. Plain data that knows no store, key or clock.
 
 Allow-lists hold names or shell patterns (`llama-*`) and mean what they say: an empty list allows nothing, so taking the
 last entry away never opens a door. A new tenant may use every model (`*`) and no adapter: an adapter is often another
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from penstock.core.config import nearest
+from penstock.core.converter import Converter
 from penstock.core.errors import InvalidValue
 from penstock.core.request import Priority
 from penstock.core.watermark import Name
@@ -29,7 +30,7 @@ Money = Annotated[float, Meta(gt=0, le=1e9)]  # of whatever currency the prices 
 
 
 class PriorityClass(enum.StrEnum):
-    """How urgent a tenant's requests are: the names people use, and what the queues and the engine make of them."""
+    """The urgency of a tenant's requests: the names people use, and what the queues and the engine make of them."""
 
     INTERACTIVE = "interactive"  # somebody is waiting
     STANDARD = "standard"
@@ -41,7 +42,7 @@ class PriorityClass(enum.StrEnum):
 
 
 class CacheScope(enum.StrEnum):
-    """Whose prompts a tenant's may find in the prefix cache."""
+    """The reach of a tenant's prefix cache: whose prompts its own may find there."""
 
     OWN = "own"  # nobody else can see, not even by the time an answer takes, what the tenant has asked
     SHARED = "shared"  # with all other tenants that share
@@ -66,7 +67,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
 
 
 class Budget(Struct, frozen=True, omit_defaults=True):
-    """What may be used per calendar day and month (UTC). None: no bound. Money needs prices to be configured."""
+    """Bounds of use per calendar day and month (UTC). None: no bound. Money needs prices to be configured."""
 
     tokens_per_day: Count | None = None
     tokens_per_month: Count | None = None
@@ -102,11 +103,14 @@ class Tenant(Struct, frozen=True, omit_defaults=True):
 
     @property
     def namespace(self) -> str:
-        """Of the prefix cache."""
+        """The tenant's namespace in the prefix cache."""
         return self.id if self.cache is CacheScope.OWN else ""
 
     def may_use_adapter(self, name: str) -> bool:
         return _allows(self.adapters, name)
+
+
+_tenant_converter = Converter(Tenant)
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +123,7 @@ def tenant_from(values: Mapping[str, Any]) -> Tenant:
     for section, kind in ((None, Tenant), ("limits", Limits), ("budget", Budget)):
         _refuse_unknown(values if section is None else values.get(section, {}), kind, section)
     try:
-        return msgspec.convert(values, Tenant)
+        return _tenant_converter.convert(values)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"tenant: {error}") from None
 

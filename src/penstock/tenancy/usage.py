@@ -1,4 +1,4 @@
-"""What was used, on disk: appended once per request whatever happens, kept as sums per hour, read by day or by hour."""
+"""Usage on disk: appended once per request whatever happens, kept as sums per hour, read by day or by hour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REMEMBER_S = 2 * DAY_S  # for how long a request reported again is still recogni
 
 
 class Usage(Struct, frozen=True, gc=False):
-    """What one request used, or a part of it."""
+    """The usage of one request, or of a part of it."""
 
     request_id: str  # of a part, one of its own
     tenant_id: str
@@ -45,7 +45,7 @@ class Recorder(Protocol):
 
 
 class UsageSum(Struct, frozen=True):
-    """What a tenant used of one model within an hour, a day, or all the time that was asked about."""
+    """A tenant's usage of one model within an hour, a day, or all the time that was asked about."""
 
     start_s: int
     model: str
@@ -59,7 +59,7 @@ class UsageSum(Struct, frozen=True):
 
 
 class TenantUsage(Struct, frozen=True, gc=False):
-    """What a tenant used of one model within an hour."""
+    """A tenant's usage of one model within an hour."""
 
     tenant: str
     hour: int  # its beginning
@@ -111,7 +111,7 @@ class UsageBook:
     def sums(
         self, tenant_id: str, *, since_s: float, until_s: float, by: Literal["hour", "day", "all"] = "day"
     ) -> list[UsageSum]:
-        """Per model and period, oldest first. `since_s` counts from the beginning of its hour."""
+        """Returns sums per model and period, oldest first. `since_s` counts from the beginning of its hour."""
         start = {"hour": "hour", "day": f"hour / {DAY_S} * {DAY_S}", "all": "0"}[by]
         totals = ", ".join(f"CAST(SUM({column}) AS BIGINT)" for column in _HOUR_SUMS)
         with self._database.reading() as execute:
@@ -134,7 +134,7 @@ class UsageBook:
         return [TenantUsage(*row) for row in rows]
 
     def spending(self, names: Sequence[str], tenant_ids: Iterable[str] | None = None) -> dict[TenantPeriod, Spent]:
-        """What was spent in these periods, by everybody or by these tenants."""
+        """Returns the spending in these periods, of everybody or of these tenants."""
         columns = f"SELECT {', '.join((*_PERIOD_KEYS, *_PERIOD_SUMS))} FROM spending WHERE period IN "
         wanted = placeholders(1, len(names))
         with self._database.reading() as execute:
@@ -185,7 +185,7 @@ def _not_seen(execute: Execute, usages: Sequence[Usage], now_s: float) -> Iterat
 
 
 def _sums_by_hour(usages: Iterable[Usage]) -> Sums:
-    """In the order of _HOUR_SUMS. Plain, since it runs once for every request there is."""
+    """Returns sums in the order of _HOUR_SUMS. The code is plain, since it runs once for every request there is."""
     sums: Sums = {}
     for usage in usages:
         key = (usage.tenant_id, _hour(usage.at_s), usage.model, usage.key_id)

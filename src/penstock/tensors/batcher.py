@@ -1,7 +1,7 @@
-"""Dynamic batching: which of the requests that wait are executed together, and when.
+"""Dynamic batching: which waiting requests are executed together, and when.
 
-Pure: time is an argument, and nothing here waits or computes. Whoever has an idle instance calls `take`; where that
-returns nothing, `next_change_s` says when it is worth another try without a new request.
+Pure: time is an argument, and nothing here waits or computes. The caller that has an idle instance calls `take`; if
+that returns nothing, `next_change_s` says when it is worth another try without a new request.
 
     add ──▶ levels 1, 2, … (priority; 1 is first), each in the order of arrival ──▶ take: a batch
                                                                         └─▶ expire: those that waited too long
@@ -78,7 +78,7 @@ class Batcher(Generic[T]):
     def __init__(self, rules: BatchingRules) -> None:
         self.rules = rules
         self._preferred = tuple(sorted({one for one in rules.preferred_batch_sizes if one < rules.max_batch_size}))
-        # By level, in the order of arrival; the last is of those that are late. Dicts keep their order and forget fast.
+        # Requests by level, in the order of arrival; the last level is of late ones. Dicts keep order and forget fast.
         self._levels: list[dict[Waiting[T], None]] = [{} for _ in range(rules.priority_levels + 1)]
         self.num_bytes = 0
         self._deadline_s = inf  # no request's time is over before
@@ -180,7 +180,7 @@ class Batcher(Generic[T]):
     # -- inside
 
     def _waiting(self) -> Iterator[Waiting[T]]:
-        """In their order: by level, then by arrival."""
+        """Waiting requests in their order: by level, then by arrival."""
         for level in self._levels:
             yield from level
 

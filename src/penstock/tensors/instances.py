@@ -1,7 +1,7 @@
 """Instances of a model: threads with a session each, that execute batches and hand back what came of them.
 
-ONNX Runtime lets other threads run while it computes. What a batch does not survive is found out by executing its
-requests one by one, so that one with bad values fails alone.
+ONNX Runtime lets other threads run while it computes. A batch that fails is executed again, its requests one by one, so
+that one with bad values fails alone.
 
 A batch that takes less than a thread takes to wake up is executed on the spot, in the event loop: then no two threads
 wait for each other's turn of the interpreter.
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """What came of a batch: something for each of its requests, in their order."""
+    """Results of a batch: an outcome for each of its requests, in their order."""
 
     outcomes: list[Outcome]
     times: BatchTimes

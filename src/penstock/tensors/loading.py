@@ -1,4 +1,4 @@
-"""From a model's directory to a model that is served: every version is opened, its instances are made and warmed up."""
+"""Loading of a model's directory to be served: every version is opened, its instances are made and warmed up."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def serve(
     clock: TimerClock = LOOP_CLOCK,
     observer: Observer | None = None,
 ) -> ServedModel:
-    """In the event loop that requests come from."""
+    """Model that is served, in the event loop that requests come from."""
     versions: dict[int, ServedVersion] = {}
     texts: VersionTexts | str = ""
     for one in loaded:

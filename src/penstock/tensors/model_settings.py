@@ -13,6 +13,7 @@ import yaml
 from msgspec import Meta
 
 from penstock.core.config import nearest, shown
+from penstock.core.converter import Converter
 from penstock.core.errors import ConfigError
 from penstock.tensors.batcher import BatchingRules, QueuePolicy
 from penstock.tensors.text_format import read_text_format
@@ -130,6 +131,9 @@ class ModelSettings(_Settings, frozen=True):
         return [group for group in groups for _ in range(group.count)]
 
 
+_model_settings_converter = Converter(ModelSettings)
+
+
 def read_settings(path: Path) -> ModelSettings:
     """Raises ConfigError, with the file's name."""
     try:
@@ -146,7 +150,7 @@ def read_settings(path: Path) -> ModelSettings:
 def settings_of(values: object, where: str) -> ModelSettings:
     """Raises ConfigError."""
     try:
-        settings = msgspec.convert(values, ModelSettings, strict=True)
+        settings = _model_settings_converter.convert(values)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_said(str(error))}") from None
     _check(settings, where)

@@ -104,7 +104,7 @@ def _signature(session: Any, settings: ModelSettings, path: Path) -> Signature:
 
 
 def _max_batch_size(inputs: Any, outputs: Any, settings: ModelSettings, path: Path) -> int:
-    """0: there is no batch dimension. Where nobody has said, a first dimension without a size is one."""
+    """0: there is no batch dimension. Unless settings say, a first dimension without a size is one."""
     free = [bool(one.shape) and not isinstance(one.shape[0], int) for one in (*inputs, *outputs)]
     if settings.max_batch_size is None:
         return DEFAULT_BATCH_SIZE if all(free) else 0

@@ -22,7 +22,7 @@ _Labels = tuple[str, str]
 
 
 class _Series:
-    """Of one version; looked up once."""
+    """Series of one version; looked up once."""
 
     def __init__(self, registry: Registry, labels: _Labels) -> None:
         self.rows, self.executions = (

@@ -1,4 +1,4 @@
-"""Where a model's files lie: a file `x.onnx`, a directory with `model.onnx`, or Triton's layout.
+"""Places of a model's files: a file `x.onnx`, a directory with `model.onnx`, or Triton's layout.
 
     classifier/config.yaml        settings; config.pbtxt does, too; without either there are defaults
     classifier/1/model.onnx       versions are numbers

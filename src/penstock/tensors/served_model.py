@@ -37,7 +37,7 @@ class Timer(Protocol):
 
 
 class Observer(Protocol):
-    """Who is told of each execution and each request, for metrics."""
+    """Observer that is told of each execution and each request, for metrics."""
 
     def executed(self, version: ServedVersion, size: int, execution: Execution) -> None: ...
 
@@ -177,7 +177,7 @@ class ServedVersion:
     # -- inside
 
     def _dispatch_soon(self) -> None:
-        """Once all that has arrived by now is in the queue: it may go together."""
+        """Dispatches once all that has arrived by now is in the queue: it may go together."""
         if not self._is_dispatching:
             self._is_dispatching = True
             self._loop.call_soon(self._dispatch)
@@ -271,7 +271,7 @@ class ServedVersion:
             self._observer.ended(self, size, waited_s, error.reason or error.code)
 
     def _wait_s(self) -> float:
-        """How long the rows that wait will take, by those of late."""
+        """Seconds that the waiting rows will take, by those of late; one at least."""
         return max(1.0, self.row_s * self._batcher.num_rows / max(1, len(self.instances)))
 
 

@@ -21,7 +21,7 @@ class TensorSpec(NamedTuple):
         )
 
     def shape(self, max_batch_size: int) -> list[int]:
-        """As metadata have it."""
+        """Shape as metadata have it."""
         return [-1, *self.dims] if max_batch_size else list(self.dims)
 
 

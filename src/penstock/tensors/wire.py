@@ -2,7 +2,7 @@
 a body, and go into one.
 
 Nothing is made of a shape before it is known to fit what was sent. Values in JSON are strictly of their datatype;
-`FP16` has no JSON, as in Triton. Over gRPC the same body is made of a message (`oip.tensor_messages`).
+`FP16` has no JSON, as in Triton. A message makes the same body over gRPC (`oip.tensor_messages`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A conversation becomes the one text that the model was trained to continue.
 
 Chat templates are Jinja programs that come with a model, and they are not trusted: they run in a sandbox, with the
-environment that transformers gives them. This module knows no roles and no tokens; the template does. Of tools it knows
-whether the template does, and in which format its model calls them; of thoughts, in which format it writes them.
+environment that transformers gives them. This module knows no roles and no tokens; the template does. It knows whether
+the template takes tools, and in which format its model calls them and writes its thoughts.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left at the end: a character that was never finished."""
+        """Text that is left at the end: a character that was never finished."""
         text = self._pending.decode(errors="replace")
         self._pending = b""
         return text

@@ -33,7 +33,7 @@ _SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"  # at the end of a word
 
 @dataclass(frozen=True)
 class _WordRule:
-    """What `tokenizer.ggml.pre` stands for."""
+    """Word rule that `tokenizer.ggml.pre` stands for."""
 
     pattern: str | None = None  # None: GPT-2's own
     splits_digits: bool = False  # each digit is a word, before anything else

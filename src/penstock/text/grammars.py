@@ -55,7 +55,7 @@ class Words:
         return words
 
     def __call__(self, text: bytes) -> list[int]:
-        """As the tokenizer writes it in the middle of a text."""
+        """Ids of the text as the tokenizer writes it in the middle of a text."""
         if self.tokenizer is None:
             return []
         token_ids = self.tokenizer.encode(_MARK + text.decode(), add_special_tokens=False)
@@ -68,8 +68,8 @@ class Words:
 
 
 class Vocabulary:
-    """What matchers of one model share. The first of them has its tokenizer made, which takes a good part of a second
-    and holds the interpreter lock."""
+    """Vocabulary that the matchers of one model share. The first of them has its tokenizer made, which takes a good
+    part of a second and holds the interpreter lock."""
 
     def __init__(self, words: Words) -> None:
         self._set(lambda: words, len(words.tokens), words.eos_ids)
@@ -130,11 +130,11 @@ class Matcher:
         return self._matcher.consume_tokens(token_ids)
 
     def forced(self) -> list[int]:
-        """What has to come next, whatever the model thinks."""
+        """Tokens that have to come next, whatever the model thinks."""
         return self._matcher.compute_ff_tokens()
 
     def mask(self, barred_ids: Sequence[int] = ()) -> bytes:
-        """Of the tokens that may come next: one bit each, the lowest id first. Never empty: what cannot go on ends.
+        """Mask of the tokens that may come next: one bit each, the lowest id first. Never empty: what is stuck ends.
 
         `barred_ids` are left out, unless there is nothing else.
         """

@@ -1,4 +1,4 @@
-"""How a request becomes the text and the ids that the model sees: what a replica generates from and a gateway counts.
+"""Encoding of a request as the text and the ids that the model sees: a replica generates from them, a gateway counts.
 
 It knows no API: a chat is whatever can say what `Chat` asks for.
 """
@@ -33,8 +33,8 @@ def render(template: ChatTemplate, chat: Chat) -> str:
 
 
 def render_with_images(template: ChatTemplate, chat: Chat, placeholder: str, num_images: int) -> str:
-    """The same of a chat that shows images, each of which the template writes `placeholder` for. Where it writes none
-    in results of tools, their images follow them as a user's."""
+    """Text of a chat that shows images, each of which the template writes `placeholder` for. If it writes none in
+    results of tools, their images follow them as a user's."""
     text = render(template, chat)
     if text.count(placeholder) < num_images:
         moved = list(_with_images_moved(chat.conversation()))
@@ -92,7 +92,7 @@ def kept_ids(ids: list[int], *, keep_last: int | None, bos_token_id: int | None,
 
 
 def num_kept(num_tokens: Sequence[int], *, keep_last: int | None, bos_token_id: int | None, param: str) -> int:
-    """Of several prompts together: the lengths of what `kept_ids` would leave of each."""
+    """Total length of several prompts, as `kept_ids` would leave each of them."""
     if not all(num_tokens):
         _first_id(bos_token_id, param)
     return sum(max(1, num if keep_last is None else min(num, keep_last)) for num in num_tokens)

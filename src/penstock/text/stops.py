@@ -18,7 +18,7 @@ _ROOT = 0
 
 class StopStrings:
     """A node is a beginning that stops have; its number is also the position in `_next` of the character that goes on
-    with it. Where stops part, the first has that place and the others are in `_branches`."""
+    with it. If stops part at a node, the first has that place and the others are in `_branches`."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """`include` keeps the stop string itself in the text."""

@@ -1,5 +1,4 @@
-"""What can be said of a text's tokens without making them: how many at most and at least, and where a text may be cut
-in two.
+"""Bounds on a text's tokens without making them: how many at most and at least, and where a text may be cut in two.
 
 A token is at least one byte of the normalized text, so a text has at most as many tokens as that has bytes.
 """
@@ -18,7 +17,7 @@ _GROWTH = {"NFC": 3, "NFD": 3, "Prepend": 1, "Strip": 1, "StripAccents": 1}
 
 
 def growth(backend: tokenizers.Tokenizer) -> int:
-    """How many times as many bytes normalization may make of a text; of plain ASCII none makes more."""
+    """Factor by which normalization may make a text longer, in bytes; of plain ASCII none makes more."""
     return max((_growth(step) for step in _steps(backend)), default=1)
 
 
@@ -43,8 +42,8 @@ _KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  #
 
 
 def max_token_bytes(backend: tokenizers.Tokenizer) -> int | None:
-    """How many bytes of a text a token stands for at most. None where that is not certain: a normalizer or a splitter
-    may drop a part of the text, a token may take the space around it, and an unknown word of any length is one token.
+    """Most bytes of a text that a token stands for. None where that is not certain: a normalizer or a splitter may drop
+    a part of the text, a token may take the space around it, and an unknown word of any length is one token.
     """
     described = json.loads(backend.to_str())
     model, added = described["model"], backend.get_added_tokens_decoder().values()

@@ -133,8 +133,8 @@ class Tokenizer:
         return self._backend.num_special_tokens_to_add(True)
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], keep: int | None = None) -> list[EncodedPair]:
-        """Two texts each, put together as the post-processor does. Where they have more than `keep` tokens together,
-        the longer one loses its end."""
+        """Two texts each, put together as the post-processor does. If they have more than `keep` tokens together, the
+        longer one loses its end."""
         room = None if keep is None else keep - self.num_pair_marks
         found = []
         for first, second in pairs:
@@ -149,7 +149,7 @@ class Tokenizer:
         return found
 
     def count(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
-        """How many tokens each text has: `encode_batch` without the ids, of which a long text has many."""
+        """Number of tokens of each text: `encode_batch` without the ids, of which a long text has many."""
         return list(map(len, self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -160,7 +160,7 @@ class Tokenizer:
         return data.decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text; perhaps only a part of a character."""
+        """Bytes that the token adds to a text; perhaps only a part of a character."""
         return self._bytes[token_id]
 
     def vocabulary_text(self, token_id: int) -> str:

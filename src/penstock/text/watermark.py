@@ -1,8 +1,8 @@
 """Finding a watermark in tokens: how strange they would be if nobody had put it there.
 
-Without the mark, the keyed bits of different tokens after different contexts are independent, so the statistics below
-have exactly the distributions that their p-values come from, whatever the text; that is why what repeats counts once.
-It knows the key and the tokens, and needs neither the model nor the prompt.
+The keyed bits of different tokens after different contexts are independent in a text without the mark, so the
+statistics below have exactly the distributions that their p-values come from, whatever the text; that is why a
+repetition counts once. It knows the key and the tokens, and needs neither the model nor the prompt.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _length(contexts: Ints) -> int:
 
 
 def _bits(watermark: Watermark, contexts: Ints, chosen: Ints) -> Ints:
-    """Of each chosen token, as the sampler had them."""
+    """Bits of each chosen token, as the sampler had them."""
     if watermark.seeding is Seeding.LEFT:
         seeds = np.array([watermark.seed(context) for context in contexts.tolist()], np.int64)
         left: Ints = mix(steps(chosen) + seeds)

@@ -75,10 +75,10 @@ class Offered(Protocol):
 H = TypeVar("H", bound=Offered)
 
 
-def fetch_offer(handle: bytes, kind: type[H], secret: bytes) -> tuple[H, list[int]]:
+def fetch_offer(handle: bytes, decoder: msgspec.msgpack.Decoder[H], secret: bytes) -> tuple[H, list[int]]:
     """The facts that a handle has, and the descriptors; whoever asks closes them. Raises Unreachable."""
     try:
-        said = msgspec.msgpack.decode(handle, type=kind)
+        said = decoder.decode(handle)
         return said, fetch_descriptors(said.socket, secret)
     except (msgspec.MsgspecError, OSError, ValueError, Refused, Disconnected) as error:
         raise Unreachable(str(error) or "its memory was not handed over") from None

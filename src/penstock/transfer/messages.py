@@ -92,6 +92,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 
 
 FromPuller = Hello | Use | Ask | Credit | Drop | Keep | Read
+from_puller_decoder: msgspec.msgpack.Decoder[FromPuller] = msgspec.msgpack.Decoder(FromPuller)
 
 # -- from who has the blocks
 
@@ -152,3 +153,4 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 FromLender = Welcome | Refusal | Blocks | Held | Working | Ended
+from_lender_decoder: msgspec.msgpack.Decoder[FromLender] = msgspec.msgpack.Decoder(FromLender)

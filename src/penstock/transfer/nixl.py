@@ -38,6 +38,9 @@ class _Handle(msgspec.Struct, frozen=True):
     num_blocks: Count
 
 
+_handle_decoder = msgspec.msgpack.Decoder(_Handle)
+
+
 class NixlMover:
     """`Mover` by NIXL, from one host memory to another."""
 
@@ -62,7 +65,7 @@ class NixlMover:
 
     def open(self, handle: bytes) -> RemoteMemory:
         try:
-            said = msgspec.msgpack.decode(handle, type=_Handle)
+            said = _handle_decoder.decode(handle)
         except msgspec.MsgspecError as error:
             raise Unreachable(str(error)) from None
         if len(said.addresses) != len(self._memory.parts.sizes):

@@ -78,6 +78,9 @@ class _Handle(msgspec.Struct, frozen=True):
     num_blocks: Count
 
 
+_handle_decoder = msgspec.msgpack.Decoder(_Handle)
+
+
 class SharedMemoryMover:
     """`Mover` between engines of one machine and user, from one host memory to another."""
 
@@ -100,7 +103,7 @@ class SharedMemoryMover:
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> RemoteMemory:
-        said, descriptors = fetch_offer(handle, _Handle, self._secret)
+        said, descriptors = fetch_offer(handle, _handle_decoder, self._secret)
         try:
             return _MappedMemory(self._memory, said, descriptors)
         except OSError as error:

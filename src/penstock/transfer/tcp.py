@@ -42,7 +42,6 @@ from penstock.transfer.messages import (
     Credit,
     Drop,
     Ended,
-    FromLender,
     FromPuller,
     Held,
     Hello,
@@ -53,6 +52,8 @@ from penstock.transfer.messages import (
     Use,
     Welcome,
     Working,
+    from_lender_decoder,
+    from_puller_decoder,
 )
 from penstock.transfer.ports import (
     Asked,
@@ -407,7 +408,7 @@ class _Source:
         sock = socket.create_connection((host.strip("[]"), int(port)), _HANDSHAKE_S)
         try:
             self._network.prove(sock, is_caller=True)
-            wire = Wire(sock, FromLender, timeout_s=self._network.timeout_s)
+            wire = Wire(sock, from_lender_decoder, timeout_s=self._network.timeout_s)
         except BaseException:
             sock.close()
             raise
@@ -625,7 +626,7 @@ class _Taker:
     def _greet(self) -> None:
         network = self._network
         network.prove(self._socket, is_caller=False)
-        wire = Wire(self._socket, FromPuller, timeout_s=network.timeout_s)
+        wire = Wire(self._socket, from_puller_decoder, timeout_s=network.timeout_s)
         try:
             hello = wire.receive()
             if not isinstance(hello, Hello):

@@ -29,14 +29,14 @@ _ALIVE_S = 1.0
 
 
 class Wire:
-    def __init__(self, sock: socket.socket, incoming: Any, *, timeout_s: float) -> None:
-        """`incoming`: the type of the other side's messages."""
+    def __init__(self, sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any], *, timeout_s: float) -> None:
+        """`decoder`: of the other side's messages."""
         sock.settimeout(timeout_s)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         self._socket = sock
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(incoming).decode
+        self._decode = decoder.decode
         self._outgoing: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="kv-send", daemon=True)
         self._sender.start()

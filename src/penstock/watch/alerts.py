@@ -1,7 +1,8 @@
-"""From conditions that hold now to alerts that fire and are resolved.
+"""Alerts that fire and are resolved, from conditions that hold now.
 
-What must last is pending first; what stops for a moment goes on firing, so that nothing flaps; and what something more
-urgent explains stays silent, so that one fault is one alert. The board knows neither objectives nor replicas.
+A condition that must last is pending first; one that stops for a moment goes on firing, so that nothing flaps; and one
+that something more urgent explains stays silent, so that one fault is one alert. The board knows neither objectives nor
+replicas.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Alert(Struct, frozen=True, kw_only=True):
-    """As the admin API shows it; times are Unix seconds."""
+    """An alert as the admin API shows it; times are Unix seconds."""
 
     id: str
     alert: str
@@ -87,12 +88,12 @@ class AlertBoard:
         return [case.alert for case in self._cases.values() if case.alert is not None]
 
     def shown(self, wall_s: float) -> list[Alert]:
-        """What fires and what did, the newest first."""
+        """Returns the alerts that fire and those that did, the newest first."""
         recent = [one for one in self._resolved if wall_s - (one.resolved_at or wall_s) < _KEPT_S]
         return sorted([*self.firing, *recent], key=lambda one: one.since, reverse=True)
 
     def update(self, conditions: Iterable[Condition], now: float, wall_s: float) -> list[Alert]:
-        """What began to fire, and what is resolved."""
+        """Returns the alerts that began to fire, and those that are resolved."""
         for condition in conditions:
             case = self._cases.setdefault(condition.key, _Case(condition, now))
             case.condition, case.last_at = condition, now

@@ -27,7 +27,7 @@ _LEAST = 0.01  # logarithms need something
 
 
 class Character(NamedTuple):
-    """Of a signal: which way is bad (-1 down, 1 up, 0 both), what is worth saying, how much one request varies."""
+    """A signal's character: the bad way (-1 down, 1 up, 0 both), what is worth saying, how much one request varies."""
 
     bad: int
     least_effect: float  # a ratio
@@ -87,7 +87,7 @@ class Baseline:
     # -- inside
 
     def _expected(self, at_s: float) -> float | None:
-        """From the season, between the middles of two slots; what does not follow the load has none."""
+        """The season's value, between the middles of two slots; 0: it does not follow the load; None: not known yet."""
         if not self._character.follows_load:
             return 0.0
         place = at_s / SLOT_S - 0.5

@@ -61,7 +61,7 @@ def _turned(place: int, expected: SaidToken, got: SaidToken, drift: float, toler
 
 
 def agreed(answers: Mapping[str, Said], tolerance: float = TOLERANCE) -> Said | None:
-    """What most replicas say, to be the known answer from now on; None: no majority."""
+    """Returns what most replicas say, to be the known answer from now on; None: no majority."""
     for said in answers.values():
         if said and 2 * sum(compare(said, other, tolerance).is_same for other in answers.values()) > len(answers):
             return said
@@ -69,7 +69,7 @@ def agreed(answers: Mapping[str, Said], tolerance: float = TOLERANCE) -> Said | 
 
 
 class ProbeStatus(Struct, kw_only=True):
-    """Of one question to one replica."""
+    """The status of one question to one replica."""
 
     state: str = "learning"
     drift: float | None = None
@@ -82,7 +82,7 @@ class ProbeStatus(Struct, kw_only=True):
 
 
 class KnownAnswers:
-    """To one question of one model and adapter: what should be said, and how its replicas do."""
+    """The known answer to one question of one model and adapter, and how its replicas do."""
 
     def __init__(self, known: Said | None = None, tolerance: float = TOLERANCE) -> None:
         self.known = known

@@ -1,4 +1,4 @@
-"""How fast an error budget is used up, and when that is too fast.
+"""Burn rates: how fast an error budget is used up, and when that is too fast.
 
 A rule has two windows: the long one says that it matters, the short one that it still goes on. The rules are the usual
 ones (a fiftieth of a month's budget within an hour is worth getting up for) and one at ten times, which is a ticket.

@@ -35,7 +35,7 @@ class Deviations:
             self._baselines.pop((replica, signal), None)
 
     def anomalies(self) -> list[tuple[str, Signal, float]]:
-        """Which replicas, and by how much; a replica without a name is the model."""
+        """Returns the replicas that deviate, in which signal and by how much; a replica without a name is the model."""
         found: list[tuple[str, Signal, float]] = []
         for signal in Signal:
             series = {name: one for (name, kind), one in self._baselines.items() if kind is signal}

@@ -1,4 +1,4 @@
-"""What goes wrong slowly: queues, devices that idle or are full, KV caches that fill with nothing."""
+"""Signs of what goes wrong slowly: queues, devices that idle or are full, KV caches that fill with nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FleetSigns:
             del self._utilization[key]
 
     def sample(self, fleet: FleetReading) -> None:
-        """Once a minute."""
+        """Notes the fragmentation of the KV caches, once a minute."""
         for reading in fleet.replicas:
             if reading.kv_fragmentation is not None:
                 self._fragmented.setdefault(reading.replica, deque(maxlen=_HOUR)).append(reading.kv_fragmentation)

@@ -125,7 +125,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def panel_queries() -> dict[str, tuple[Query, ...]]:
-    """By title."""
+    """Returns the queries of each panel by its title."""
     return {panel.title: panel.queries for panels in ROWS.values() for panel in panels}
 
 

@@ -47,7 +47,7 @@ class History:
             pace.take(now, self.totals)
 
     def over(self, window_s: float, now: float) -> list[int]:
-        """What was added since then, or a little earlier; of a window that began before this did, all of it."""
+        """Returns what was added since then, or a little earlier; all of it if the window began before this did."""
         before = self._before(now - window_s)
         return [total - old for total, old in zip(self.totals, before, strict=True)]
 

@@ -1,4 +1,4 @@
-"""What happens at one moment and is then over: a process that dies, a device's error. Each is told of for a while."""
+"""Mishaps happen at one moment and are then over: a process that dies, a device's error. Each is told for a while."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ ANOMALIES = "anomalies"
 
 
 def explained(model: str, objectives: Iterable[str] = tuple(Objective)) -> frozenset[About]:
-    """What else of a model may go wrong for the same reason."""
+    """Returns what else of a model may go wrong for the same reason."""
     return frozenset((model, name) for name in (*objectives, ANOMALIES))

@@ -1,4 +1,4 @@
-"""Which messages leave, and when: alerts of one name and model are told together, once, and again only if they change,
+"""Messages about alerts: those of one name and model are told together, once, and again only if they change,
 if they go on for hours, or when they are over."""
 
 from __future__ import annotations

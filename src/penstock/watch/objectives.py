@@ -1,4 +1,4 @@
-"""How one model keeps its objectives: told of every request once, at its end, and of every second.
+"""The objectives of one model and how it keeps them: told of every request once, at its end, and of every second.
 
 Availability is about time: is a replica there that could be used? Errors are about requests: did it fail? So no event
 is counted twice, and a request that a client spoilt or left is nobody's fault.
@@ -86,7 +86,7 @@ class ModelObjectives:
         return Events(*self._events.totals[place : place + 2])
 
     def burning(self, now: float) -> list[Burning]:
-        """What uses up its budget too fast; of each objective, the most urgent."""
+        """Returns the objectives that use up their budgets too fast, each with its most urgent rule."""
         spans = {span for rule in BURN_RULES for span in (rule.long_s, rule.short_s)}
         added = {span: self._events.over(span, now) for span in spans}
         found = []
@@ -119,7 +119,7 @@ class ModelObjectives:
         return self._within(objective, HOUR_S, self._events.over(HOUR_S, now))
 
     def used(self, objective: Objective, now: float) -> float | None:
-        """Of the last hour, as a part of the target; None: nothing was measured."""
+        """Returns what the last hour used, as a part of the target; None: nothing was measured."""
         if objective in TIMED:
             return quantile(self._counts(objective, HOUR_S, now), self.slo.quantile)
         events = self.last_hour(objective, now)
@@ -146,8 +146,8 @@ class ModelObjectives:
         return self._bins.over(window_s, now)[first : first + NUM_BINS]
 
     def _within(self, objective: Objective, span_s: float, added: list[int]) -> Events:
-        """Of an objective about time, what was not seen of a window was well: a process that has just begun knows of
-        a few seconds, and one of them is not a third of an hour."""
+        """Returns the events of a window. Seconds of availability that were not seen count as good: a process that has
+        just begun knows of a few seconds, and one of them is not a third of an hour."""
         place = _PLACE[objective]
         good, bad = added[place : place + 2]
         if objective is Objective.AVAILABILITY and good + bad:

@@ -129,7 +129,7 @@ def _direct(runbooks: str) -> list[Rule]:
 
 
 def _decided(runbooks: str) -> list[Rule]:
-    """Without the time for which it must last: the gateway has waited for it."""
+    """Returns rules for what the gateway decides, without a time to last: the gateway has waited for it."""
     return [
         _alert(
             kind,

@@ -1,4 +1,4 @@
-"""What the watch is told of a fleet at each tick: plain facts, in no engine's words."""
+"""Readings of a fleet that the watch is told of at each tick: plain facts, in no engine's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas and models did within one period, added up from requests that ended, and the signals it makes."""
+"""Samples of what replicas and models did within one period, added up from requests that ended, and their signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator may set about the watch: the group `watch` of a gateway's file."""
+"""Settings of the watch: the group `watch` of a gateway's file."""
 
 from __future__ import annotations
 

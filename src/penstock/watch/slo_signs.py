@@ -1,4 +1,4 @@
-"""What objectives say is wrong: budgets that burn, targets that are nearly or quite used up, a first token far too
+"""Signs from the objectives: budgets that burn, targets that are nearly or quite used up, a first token far too
 late."""
 
 from __future__ import annotations

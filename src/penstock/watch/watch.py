@@ -69,7 +69,7 @@ class Watch:
     # -- facts
 
     def ended(self, request: EndedRequest) -> None:
-        """Of every request, once. One that a client spoilt or left says nothing, nor one that came too early."""
+        """Counts every request, once. One that a client spoilt or left says nothing, nor one that came too early."""
         model = self._models.get(request.model)
         is_ok = request.ending == "ok"
         is_failed = request.ending == "failed" and request.model in self._has_been_up
@@ -117,7 +117,7 @@ class Watch:
         self._signs.forget(replica)
 
     def tick(self, fleet: FleetReading, now: float, wall_s: float) -> list[Alert]:
-        """What began to be wrong, and what is so no longer."""
+        """Returns the alerts that began to fire, and those that are resolved."""
         self._count_seconds(fleet, now)
         self._compare(now, wall_s)
         if now - self._signs_sampled_at >= 60.0:
@@ -148,8 +148,8 @@ class Watch:
         ]
 
     def penalties(self) -> dict[tuple[str, str], float]:
-        """By model and replica, the factor on its share, where it is not 1: one that is slow gets as much less, one
-        that is wrong next to nothing."""
+        """Returns by model and replica the factor on its share, where it is not 1: one that is slow gets as much less,
+        one that is wrong next to nothing."""
         found = {
             (name, replica): speed.penalty
             for name, model in self._models.items()

@@ -1,4 +1,4 @@
-"""When requests come that do not wait for one another. Randomness is passed in; time is a number."""
+"""Arrival times of requests that do not wait for one another. Randomness is passed in; time is a number."""
 
 from __future__ import annotations
 

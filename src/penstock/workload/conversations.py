@@ -1,4 +1,4 @@
-"""What each user asks, turn by turn: made up, replayed from a trace, or your own. The n-th is always the same.
+"""Conversations of users, turn by turn: made up, replayed from a trace, or your own. The n-th is always the same.
 
 It knows no server: a conversation says what is asked and when; the answers in between are the server's.
 """
@@ -38,7 +38,7 @@ class Source(Protocol):
         """None: as many as anyone asks for."""
 
     def at_s(self, number: int) -> float | None:
-        """When that one begins, in seconds of the workload's own; None: whenever it is its turn."""
+        """Returns when that one begins, in seconds of the workload's own; None: whenever it is its turn."""
 
     def conversation(self, number: int) -> Conversation: ...
 
@@ -151,7 +151,7 @@ class Replayed:
 
 
 def clipped(prompt_tokens: int, output_tokens: int, context: int | None) -> tuple[int, int]:
-    """What fits: the answer keeps its length unless it alone would take more than half."""
+    """Returns the lengths that fit: the answer keeps its own unless it alone would take more than half."""
     if context is None or prompt_tokens + output_tokens <= context:
         return prompt_tokens, output_tokens
     output = min(output_tokens, max(1, context // 2))

@@ -1,4 +1,4 @@
-"""How long: a number of tokens, or a distribution to draw one from. Randomness is passed in."""
+"""Lengths: a number of tokens, or a distribution to draw one from. Randomness is passed in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = "128, 128:512 (uniform), normal:MEAN:SD or lognormal:MEAN:SD, the last t
 
 @dataclass(frozen=True)
 class Lengths:
-    """In tokens, always at least one."""
+    """A length in tokens, always at least one."""
 
     kind: str  # fixed, uniform, normal, lognormal
     first: float  # fixed: the length; uniform: the least; else the mean
@@ -43,7 +43,7 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Of what the distribution says, before anything is cut."""
+        """The mean of what the distribution says, before anything is cut."""
         return (self.first + self.second) / 2 if self.kind == "uniform" else self.first
 
     def at(self, share: float) -> int:
@@ -60,7 +60,7 @@ class Lengths:
         return max(1, min(round(drawn), self.most or round(drawn)))
 
     def __str__(self) -> str:
-        """As it is parsed."""
+        """The text that it is parsed from."""
         numbers = [self.first] if self.kind == "fixed" else [self.first, self.second]
         named = [self.kind] if self.kind in ("normal", "lognormal") else []
         return ":".join([*named, *(str(int(number)) for number in numbers), *([str(self.most)] if self.most else [])])

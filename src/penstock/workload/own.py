@@ -32,6 +32,9 @@ class _Line(_Asked, forbid_unknown_fields=True):
     session: str | None = None
 
 
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
 class Own:
     """The n-th line; after the last comes the first again."""
 
@@ -78,7 +81,6 @@ class Own:
 
 def read_own(path: Path, first: int = 0, count: int | None = None) -> list[_Line]:
     """Raises ConfigError that names the line."""
-    decoder = msgspec.json.Decoder(_Line)
     found: list[_Line] = []
     try:
         rows = [(number, row) for number, row in enumerate(path.read_bytes().splitlines(), 1) if row.strip()]
@@ -86,7 +88,7 @@ def read_own(path: Path, first: int = 0, count: int | None = None) -> list[_Line
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     for number, row in rows[first : None if count is None else first + count]:
         try:
-            line = decoder.decode(row)
+            line = _line_decoder.decode(row)
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
         _check(line, f"{path}, line {number}")

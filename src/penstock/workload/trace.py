@@ -43,6 +43,9 @@ class _MooncakeRow(msgspec.Struct):
     hash_ids: tuple[int, ...]
 
 
+_mooncake_decoder = msgspec.json.Decoder(_MooncakeRow)
+
+
 def read_trace(path: Path, first: int = 0, count: int | None = None) -> list[Arrival]:
     """Those from `first` on, in the order they came; the first of them comes at 0 s. `.xz` is read too."""
     try:
@@ -62,8 +65,7 @@ def read_trace(path: Path, first: int = 0, count: int | None = None) -> list[Arr
 
 
 def _mooncake(lines: IO[str]) -> Iterator[Arrival]:
-    decoder = msgspec.json.Decoder(_MooncakeRow)
-    for row in map(decoder.decode, filter(str.strip, lines)):
+    for row in map(_mooncake_decoder.decode, filter(str.strip, lines)):
         yield Arrival(row.timestamp / 1000, row.input_length, max(1, row.output_length), row.hash_ids)
 
 
@@ -86,7 +88,7 @@ def _with_sessions(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    """How many first blocks more than a tenth of the prompts share."""
+    """Returns how many first blocks more than a tenth of the prompts share."""
     depth = 0
     while True:
         heads = Counter(prompt[depth] for prompt in prompts if len(prompt) > depth)

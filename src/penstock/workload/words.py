@@ -35,19 +35,19 @@ COMMON = [f" {word}" for word in _COMMON.split()]
 
 @dataclass(frozen=True)
 class Scale:
-    """From words to the tokens that the server counts."""
+    """The scale from words to the tokens that the server counts."""
 
     tokens_per_word: float = 1.0
     overhead: int = 0  # tokens that are no words: a template's, a first one
 
     @classmethod
     def of(cls, short_tokens: int, long_tokens: int) -> Scale:
-        """From what the texts of SHORT and LONG words were counted as."""
+        """Returns the scale of a server that counted the texts of SHORT and LONG words as so many tokens."""
         per_word = max(0.1, (long_tokens - short_tokens) / (LONG - SHORT))
         return cls(per_word, max(0, round(short_tokens - SHORT * per_word)))
 
     def words(self, num_tokens: int) -> int:
-        """How many words make a prompt of that many tokens; at least one."""
+        """Returns how many words make a prompt of that many tokens; at least one."""
         return max(1, round((num_tokens - self.overhead) / self.tokens_per_word))
 
 

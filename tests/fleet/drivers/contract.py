@@ -1,4 +1,4 @@
-"""What every driver must do, whatever its replicas are: tests to be imported where a fixture `driver` is one."""
+"""The contract of every driver, whatever its replicas are: tests to be imported where a fixture `driver` is one."""
 
 from __future__ import annotations
 

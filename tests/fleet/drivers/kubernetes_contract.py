@@ -1,4 +1,4 @@
-"""What the Kubernetes driver must do on any API server: tests to be imported where a fixture `cluster` is one.
+"""The contract of the Kubernetes driver on any API server: tests to be imported where a fixture `cluster` is one.
 
 A cluster (`Cluster`) offers a kubeconfig and a namespace of its own that is empty. Nothing but an API server need run:
 `Kubelet` below does by requests what a scheduler and a node's agent would do, and a scheduler that runs is no harm. A

@@ -15,7 +15,7 @@ _CHANGING = (Residence.LOADING, Residence.WAKING, Residence.LEAVING, Residence.D
 
 
 def needs(name: str, fixed: int, floor: int = 1, most: int = 100, parked: int = 0) -> ModelNeeds:
-    """In GiB."""
+    """Returns the needs of a model; arguments are in GiB."""
     return ModelNeeds(name, fixed * GIB, floor * GIB, most * GIB, parked_bytes=parked * GIB)
 
 
@@ -112,7 +112,7 @@ class World:
             assert not coming or coming == [state for state in states if state in _CHANGING], "others came or went"
 
     def _live(self, model: Model) -> None:
-        """What happens by itself."""
+        """Does what happens by itself."""
         model.ends = [end for end in model.ends if end > self.now]
         if model.ends or model.waiting:
             model.used_at = self.now

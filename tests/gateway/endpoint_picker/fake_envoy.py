@@ -35,7 +35,7 @@ _READ_BYTES = 1000
 
 @dataclass
 class Answer:
-    """What Envoy's client gets."""
+    """The answer that Envoy's client gets."""
 
     status: int
     headers: dict[str, str]
@@ -63,7 +63,7 @@ class EnvoyRequest:
         return next(self.call)
 
     def cancel(self) -> None:
-        """As when Envoy's client goes away: the stream is reset."""
+        """Resets the stream, as when Envoy's client goes away."""
         self.call.cancel()
 
     # -- the request

@@ -21,7 +21,7 @@ def written(directory: Path, text: str, **files: str) -> Pipeline:
 
 
 def problem_of(directory: Path, text: str, **files: str) -> str:
-    """What is wrong with it, from the line on."""
+    """Returns what is wrong with it, from the line on."""
     try:
         written(directory, text, **files)
     except ConfigError as error:

@@ -90,6 +90,7 @@ def test_a_users_word_reaches_the_version_that_answered_its_tenant(store: Store)
         ({"request_id": "a\nb", "score": 1}, 422, "invalid_value"),
         ({"request_id": "a" * 201, "score": 1}, 422, "invalid_value"),
         ({"request_id": "a", "score": 1, "comment": "x" * 2001}, 422, "invalid_value"),
+        ({"request_id": "a", "score": 1, "comment": "x\0y"}, 422, "invalid_value"),
         ({"request_id": "a", "score": 1, "tenant": "rival"}, 422, "invalid_value"),
     ],
 )

@@ -133,3 +133,28 @@ def test_a_corrected_value_waits_for_a_cell_that_counts() -> None:
     folder.add(seen(111.0, values=bad))
     total = cells(first + folder.close(115.0))[CellKey(Metric.COMPLAINTS, Arm.NEW)]
     assert total == Cell(2, 1.0, 1.0)
+
+
+def test_a_correction_stays_in_the_step_of_what_it_corrects() -> None:
+    folder, later = BlockFolder("g"), replace(ORDER, step=ORDER.step + 1)
+    folder.add(seen(100.0, values=((Metric.COMPLAINTS, 1.0),)))
+    folder.close(105.0)
+    folder.correct(ORDER, Arm.NEW, Metric.COMPLAINTS, "acme", 1.0, 0.5)
+    folder.add(seen(106.0, values=((Metric.COMPLAINTS, 0.0),), order=later))
+    assert cells(folder.close(110.0))[CellKey(Metric.COMPLAINTS, Arm.NEW)] == Cell(1, 0.0, 0.0)
+    assert folder._corrections
+    folder.keep({later.id: later})
+    assert not folder._corrections
+
+
+def test_a_wall_clock_that_goes_back_keeps_no_block_waiting() -> None:
+    folder = BlockFolder("g")
+    folder.add(seen(1000.0))
+    found = folder.close(1005.0)
+    for at in (405.0, 410.0, 415.0):
+        folder.add(seen(at))
+        found += folder.close(at + 5.0)
+    assert [block.at for block in found] == [1000.0, 1005.0, 1010.0, 1015.0]
+    assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 4
+    folder.add(seen(1030.0))
+    assert [block.at for block in folder.close(1035.0)] == [1030.0]

@@ -46,9 +46,9 @@ def test_a_model_without_a_rollout_is_not_looked_at(monkeypatch: pytest.MonkeyPa
         more = {"x": ModelSettings(replicas=[other.url])}
         with rolling_out(one, two, more=more) as (gateway, seen):
             made: list[str] = []
-            begin = FollowedRollout.stays
+            begin = FollowedRollout.opted_out
             monkeypatch.setattr(
-                FollowedRollout, "stays", lambda self, tenant: made.append(self.order.id) or begin(self, tenant)
+                FollowedRollout, "opted_out", lambda self, tenant: made.append(self.order.id) or begin(self, tenant)
             )
             assert ask(gateway, model="x") == "other"
             settle(gateway)
@@ -159,6 +159,30 @@ def test_a_rollout_that_is_over_is_not_measured_and_keeps_nobody() -> None:
         assert ask(gateway, key=key) == "two"
         settle(gateway)
         assert seen.all == []
+
+
+def test_what_nothing_is_decided_by_is_not_measured_and_who_stays_does() -> None:
+    with (
+        providing(says="one") as one,
+        providing(says="two") as two,
+        rolling_out(one, two, replace(ORDER, is_measured=False), weights=(0, 1), shadow=0.0) as (gateway, seen),
+    ):
+        calm, other = gateway.add_tenant("calm", stays=True), gateway.add_tenant("other")
+        assert (ask(gateway, key=calm), ask(gateway, key=other)) == ("one", "two")
+        settle(gateway)
+        assert seen.all == []
+
+
+def test_while_the_old_version_is_held_the_new_one_is_everybodys_and_is_measured() -> None:
+    with (
+        providing(says="one") as one,
+        providing(says="two") as two,
+        rolling_out(one, two, replace(ORDER, is_held=True), weights=(0, 1)) as (gateway, seen),
+    ):
+        calm, other = gateway.add_tenant("calm", stays=True), gateway.add_tenant("other")
+        assert (ask(gateway, key=calm), ask(gateway, key=other)) == ("two", "two")
+        settle(gateway)
+        assert {(each.arm, each.tenant) for each in seen.all} == {(Arm.NEW, "other")}
 
 
 def test_guided_output_and_tool_calls_of_clients_are_checked() -> None:

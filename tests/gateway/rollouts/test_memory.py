@@ -11,7 +11,9 @@ def test_a_word_finds_the_version_that_answered_and_the_last_word_counts() -> No
     memory.add("a", "r", Arm.NEW, "acme")
     assert memory.complain("a", "acme", 0.0) == Complaint("r", Arm.NEW, "acme", 1.0, None)
     assert memory.complain("a", "acme", 0.0) is None
-    assert memory.complain("a", "acme", 0.75) == Complaint("r", Arm.NEW, "acme", 0.25, 1.0)
+    memory.count("a", 3)
+    memory.count("of another gateway", 3)
+    assert memory.complain("a", "acme", 0.75) == Complaint("r", Arm.NEW, "acme", 0.25, 1.0, counted_in=3)
 
 
 def test_another_tenants_request_and_one_that_nobody_knows_are_the_same() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from penstock.core.errors import Overloaded, StoreUnavailable
+from penstock.core.errors import InvalidValue, Overloaded, StoreUnavailable
 from penstock.core.rollout import Arm, Block, Cell, CellKey, Metric
 from penstock.gateway.rollouts.observation import Observation
 from penstock.gateway.rollouts.writer import RolloutWriter, Said
@@ -31,6 +32,7 @@ class Flaky:
         self.book = book
         self.is_up = True
         self.tries = 0
+        self.refused_at = -1.0  # of a block
 
     def _look(self) -> None:
         if not self.is_up:
@@ -39,6 +41,9 @@ class Flaky:
 
     def write_blocks(self, blocks: Iterable[Block]) -> None:
         self._look()
+        blocks = list(blocks)
+        if any(block.at == self.refused_at for block in blocks):
+            raise InvalidValue("it cannot hold this")
         self.book.write_blocks(blocks)
 
     def add_feedback(self, tenant: str, request_id: str, score: float, comment: str = "") -> object:
@@ -198,6 +203,26 @@ async def test_a_second_word_takes_the_place_of_the_first(store: Store, rollout:
     assert cells(store, rollout)[COMPLAINTS] == Cell(2, 1.0, 1.0)
 
 
+async def test_a_second_word_in_a_later_step_changes_nothing_there(store: Store, rollout: Rollout) -> None:
+    one = Writing(store.rollouts, rollout)
+    for name in ("a", "b"):
+        one.see(request_id=name)
+    later = replace(rollout.order, step=rollout.order.step + 1)
+    for said, order in (
+        (Said("acme", "a", 0.0, ""), rollout.order),
+        (Said("acme", "a", 0.5, ""), later),
+        (Said("acme", "b", 1.0, ""), later),
+    ):
+        one.writer.follow([order])
+        one.writer.say(said)
+        await eventually_async(lambda: one.writer._num_said, lambda waiting: waiting == 0)
+        one.pass_block()
+    one.writer.close()
+    found = {block.step: dict(block.cells).get(COMPLAINTS) for block in store.rollouts.blocks(rollout.id)[1]}
+    assert found[rollout.order.step] in (Cell(1, 1.0, 1.0), None)
+    assert found[later.step] == Cell(1, 0.0, 0.0)
+
+
 async def test_words_that_the_store_cannot_take_are_refused_at_last(store: Store, rollout: Rollout) -> None:
     flaky = Flaky(store.rollouts)
     flaky.is_up = False
@@ -208,3 +233,46 @@ async def test_words_that_the_store_cannot_take_are_refused_at_last(store: Store
         one.writer.say(Said("acme", "one more", 0.0, ""))
     one.writer.close()
     assert one.writer.lost.feedback == 1000
+
+
+async def test_a_word_that_the_store_refuses_is_given_up_and_blocks_are_written(store: Store, rollout: Rollout) -> None:
+    one = Writing(store.rollouts, rollout)
+    one.writer.say(Said("acme", "a", 0.0, "\0"))
+    one.writer.say(Said("acme", "b", 0.0, "fine"))
+    one.see()
+    one.pass_block()
+    await eventually_async(lambda: count(store, rollout), lambda found: found == 1)
+    await eventually_async(store.rollouts.last_feedback, lambda number: number == 1)
+    one.writer.close()
+    assert one.writer._num_said == 0
+    assert one.writer.lost.counts() == {"observations": 0, "blocks": 0, "feedback": 1}
+
+
+async def test_a_block_that_the_store_refuses_is_given_up_and_others_are_written(
+    store: Store, rollout: Rollout
+) -> None:
+    flaky = Flaky(store.rollouts)
+    flaky.refused_at = 1000.0
+    one = Writing(flaky, rollout)
+    one.writer.follow([])  # nothing is written before the end
+    for at in (1000.0, 1005.0, 1010.0):
+        one.wall_s = at
+        one.see()
+    one.wall_s = 1015.0
+    one.writer.close()
+    assert one.writer.lost.blocks == 1
+    assert [block.at for block in store.rollouts.blocks(rollout.id)[1]] == [1005.0, 1010.0]
+
+
+async def test_words_that_cannot_be_written_keep_no_block_waiting(store: Store, rollout: Rollout) -> None:
+    class Mute(Flaky):
+        def add_feedback(self, tenant: str, request_id: str, score: float, comment: str = "") -> object:
+            raise StoreUnavailable("for words")
+
+    one = Writing(Mute(store.rollouts), rollout)
+    one.writer.say(Said("acme", "a", 0.0, ""))
+    one.see()
+    one.pass_block()
+    await eventually_async(lambda: count(store, rollout), lambda found: found == 1)
+    one.writer.close()
+    assert one.writer.lost.feedback == 1

@@ -14,7 +14,7 @@ from penstock.model.quantized.int8 import Int8Weight
 def grouped(
     weight: Tensor, bits: Literal[4, 8], size: int, *, has_minimums: bool = False, has_zeros: bool = False
 ) -> GroupedWeight:
-    """In groups of `size`, with scales in half precision; without minimums or zeros, around the middle."""
+    """Returns groups of `size`, with scales in half precision; without minimums or zeros, around the middle."""
     largest, (out, columns) = (1 << bits) - 1, weight.shape
     groups = weight.view(out, -1, size)
     low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)

@@ -76,7 +76,7 @@ class Sink:
         }
 
     def wait_for(self, number: int) -> list[Received]:
-        """At least so many spans."""
+        """Returns the spans once there are at least so many."""
         return eventually(lambda: self.spans, lambda spans: len(spans) >= number)
 
 

@@ -181,6 +181,39 @@ def test_shares_that_are_not_in_force_yet_are_waited_for() -> None:
     assert rollout.state.phase is Phase.WATCHING
 
 
+def test_requests_are_not_measured_from_the_order_of_new_shares_on() -> None:
+    rollout = Rollout(plan(steps=[{"share": 0.5}, {"share": 1}], settle_s=30))
+    rollout.look()
+    assert rollout.state.step_in_force == 0
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+    rollout.now += 2.0
+    rollout.look()
+    assert rollout.state.phase is Phase.WATCHING
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+    rollout.now += 100.0
+    rollout.look(changed_by="carol", weights={"v1": 90.0, "v2": 10.0})
+    rollout.order(OperatorAction.RESUME)
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 30.0
+
+
+def test_a_wall_clock_that_goes_back_stops_no_decision() -> None:
+    rollout = watching(plan(steps=[{"share": 1, "min_s": 60, "min_requests": 0, "max_s": 60}], hold_s=100, settle_s=5))
+    rollout.now -= 3600.0
+    rollout.look()
+    assert order_for_gateways(rollout.state).settle_until == rollout.now + 5.0
+    rollout.now += 60.0
+    rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now -= 3600.0
+    rollout.look()
+    rollout.now += 99.0
+    rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now += 1.0
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
 def test_too_few_requests_pause_it_in_the_end() -> None:
     rollout = watching()
     rollout.now += 4 * 300.0
@@ -207,6 +240,7 @@ def test_shares_changed_by_hand_pause_it_until_it_is_resumed() -> None:
     assert rollout.state.phase is Phase.PAUSED
     assert "carol" in rollout.state.reason
     assert targets(rollout.state).weights is None
+    assert not order_for_gateways(rollout.state).is_measured
     rollout.traffic(5, errors=1.0)
     assert rollout.state.phase is Phase.PAUSED  # whoever set the shares has the say
     rollout.evidence = evidence_for(rollout.state)
@@ -242,13 +276,67 @@ def test_an_abort_ends_also_where_there_is_no_version_to_go_back_to() -> None:
     assert "nothing to go back to" in rollout.story[-1].reason
 
 
-def test_lost_replicas_of_a_version_that_has_clients_abort() -> None:
+def test_a_lasting_loss_of_all_replicas_of_a_version_that_has_clients_aborts() -> None:
     rollout = serving()
     rollout.look(new=NOBODY)
+    rollout.now += SHORT.unready_s - 1.0
+    rollout.state = msgspec.json.decode(msgspec.json.encode(rollout.state), type=RolloutState)  # another runner goes on
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.now += 1.0
+    rollout.look(new=NOBODY)
     assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason == "v2 has had no ready replica for 15 s, and clients are sent to it: back to v1"
+
+
+def test_copies_that_find_no_replica_abort_nothing() -> None:
     shadow = watching()
-    shadow.look(new=NOBODY)
+    for _ in range(10):
+        shadow.look(new=NOBODY)
+        shadow.now += 10.0
     assert shadow.state.phase is Phase.WATCHING
+
+
+def test_a_short_loss_of_all_replicas_aborts_nothing_and_passes_no_step() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(new=NOBODY)
+        rollout.now += SHORT.unready_s - 1.0
+        rollout.look()
+        rollout.now += 1.0
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.traffic(20)
+    rollout.state = replace(rollout.state, phase=Phase.WATCHING, step=1, step_in_force=1, since=rollout.now - 100.0)
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.look()
+    assert rollout.state.phase is Phase.WAITING
+
+
+def test_replicas_that_nobody_knows_of_are_no_loss_and_no_capacity() -> None:
+    unknown = PoolSeen(ready=None)
+    rollout = serving()
+    rollout.look(new=NOBODY)
+    for _ in range(10):
+        rollout.now += 10.0
+        rollout.look(old=unknown, new=unknown)
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    waiting = Rollout()
+    waiting.look(new=unknown)
+    assert (waiting.state.phase, waiting.state.step_in_force) == (Phase.WAITING, None)
+    waiting.now += SHORT.capacity_wait_s
+    waiting.look(new=unknown)
+    assert waiting.state.phase is Phase.PAUSED
+    assert waiting.state.reason.endswith("nobody knows its replicas")
+
+
+def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(old=NOBODY, new=NOBODY)
+        rollout.now += 10.0
+    assert rollout.state.phase is Phase.WATCHING
 
 
 def test_a_version_that_is_gone_ends_it() -> None:
@@ -280,6 +368,66 @@ def test_an_order_is_obeyed_once() -> None:
     rollout.watch()
     rollout.look(order=order)
     assert rollout.state.step == 1
+
+
+def held(**changes: object) -> Rollout:
+    """All clients are at the new version, after a step in which half of them were."""
+    steps = [{"share": 0.5, "min_s": 60, "min_requests": 50, "max_s": 60}, {"share": 1, "min_s": 0, "min_requests": 1}]
+    rollout = watching(plan(**{"steps": steps, "settle_s": 0, "hold_s": 600} | changes))
+    rollout.traffic(20)
+    rollout.watch()
+    rollout.order(OperatorAction.PROMOTE)
+    assert rollout.state.phase is Phase.HOLDING
+    return rollout
+
+
+@pytest.mark.parametrize("on_promote", ["hold", "park"])
+def test_a_version_that_fails_while_the_old_one_is_held_is_aborted(on_promote: str) -> None:
+    rollout = held(on_promote=on_promote)
+    order = order_for_gateways(rollout.state)
+    assert (order.is_over, order.is_held, order.step) == (False, True, 1)
+    for _ in range(3):
+        block = traffic(Random(1), 1, requests=100, errors=1.0, step=1)[0]
+        block.cells = [(key, cell) for key, cell in block.cells if key.arm is Arm.NEW]
+        if rollout.state.phase is Phase.HOLDING:
+            rollout.add(block, at=rollout.now)
+    assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason.startswith("holding v1: errors")
+    assert rollout.state.reason.endswith("back to v1")
+    assert rollout.story[-1].gates[0].verdict == "worse"
+    assert targets(rollout.state).weights == {"v1": 100.0, "v2": 0.0}
+
+
+@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", NOBODY)])
+def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_promote: str, old: PoolSeen) -> None:
+    rollout = held(on_promote=on_promote)
+    rollout.look(old=old, new=NOBODY)
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.now += 600.0
+    rollout.look(old=old, new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+
+
+def test_no_version_is_promoted_in_the_moment_in_which_it_has_no_replica() -> None:
+    rollout = held()
+    rollout.now = rollout.state.hold_until
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.HOLDING
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
+def test_a_version_that_is_released_at_once_is_promoted_at_the_next_look() -> None:
+    rollout = held(on_promote="release")
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
+def test_gates_are_told_while_the_old_version_is_held() -> None:
+    rollout = held()
+    block = traffic(Random(1), 1, requests=100, step=1)[0]
+    rollout.add(block, at=rollout.now)
+    assert {gate.gate for gate in rollout.look().gates} == {"errors"}
 
 
 def test_a_parked_version_may_be_parked_but_not_stopped() -> None:

@@ -6,8 +6,9 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from penstock.core.rollout import BLOCK_S, Arm, Block, CellKey, Metric
+from penstock.core.rollout import BLOCK_S, Arm, Block, Cell, CellKey, Metric
 from penstock.rollout.policy.evidence import LATE_S, Evidence
 from penstock.rollout.policy.gates import evidence_for, judge
 from penstock.rollout.policy.state import GateResult, Phase, RolloutState
@@ -15,8 +16,6 @@ from tests.rollout.policy.blocks import BEGAN, block, plan, started, traffic
 
 
 def watched() -> RolloutState:
-    from msgspec.structs import replace
-
     return replace(started(plan(steps=[{"share": 0.5}, {"share": 1}])), phase=Phase.WATCHING, step_in_force=0)
 
 
@@ -67,13 +66,16 @@ def test_a_restart_folds_the_same() -> None:
     assert verdicts(running) == verdicts(folded(blocks, until=until))
 
 
-def test_late_blocks_are_counted_and_left_out() -> None:
+def test_times_of_late_blocks_are_left_out_and_their_errors_are_counted() -> None:
     blocks = two_gateways(7, 10)
     evidence = folded(blocks)
     before = verdicts(evidence)
     evidence.add(blocks[0])
     assert evidence.late_blocks == 1
-    assert verdicts(evidence) == before
+    after = verdicts(evidence)
+    assert [gate for gate in after if gate.gate != "errors"] == [gate for gate in before if gate.gate != "errors"]
+    errors = [next(gate for gate in found if gate.gate == "errors") for found in (before, after)]
+    assert [gate.new_count for gate in errors] == [160, 170]
 
 
 def test_windows_are_closed_by_time_too() -> None:
@@ -87,6 +89,37 @@ def test_counts_are_there_at_once() -> None:
     evidence = folded([block(BEGAN, [(CellKey(Metric.ERRORS, Arm.NEW), [1.0, 1.0, 0.0])])])
     assert evidence.counts(0, Metric.ERRORS, Arm.NEW) == (2.0, 3)
     assert evidence.new_requests(0) == 3
+
+
+def test_sums_of_shares_are_possible_ones_whatever_gateways_wrote() -> None:
+    evidence = folded([])
+    key = CellKey(Metric.COMPLAINTS, Arm.NEW)
+    for at, cell in ((0.0, Cell(1, -0.5, 0.0)), (5.0, Cell(-3, 1.0, 1.0))):
+        evidence.add(Block("r1", 0, "g", BEGAN + at, BLOCK_S, [(key, cell)]))
+    assert evidence.counts(0, Metric.COMPLAINTS, Arm.NEW) == (0.0, 1)
+    verdicts(evidence)
+    evidence.add(Block("r1", 0, "g", BEGAN + 10.0, BLOCK_S, [(key, Cell(1, 7.0, 49.0))]))
+    assert evidence.counts(0, Metric.COMPLAINTS, Arm.NEW) == (2, 2)
+
+
+def test_errors_of_a_gateway_whose_clock_is_behind_are_counted() -> None:
+    evidence = folded(traffic(Random(1), 20, requests=10))
+    late = block(BEGAN, [(CellKey(Metric.ERRORS, Arm.NEW), [1.0] * 5)], gateway="slow")
+    evidence.add(late, BEGAN + 100.0)
+    assert evidence.counts(0, Metric.ERRORS, Arm.NEW) == (5.0, 205)
+
+
+def test_a_gateway_whose_clock_is_ahead_costs_the_others_nothing() -> None:
+    slow, fast, both = evidence_for(watched()), evidence_for(watched()), two_gateways(6, 40)
+    for one in both:
+        now = one.at + BLOCK_S
+        slow.add(one, now)
+        fast.add(replace(one, at=one.at + 3600.0) if one.gateway == "b" else one, now)
+    for evidence in (slow, fast):
+        evidence.close(BEGAN + 1000.0)
+        assert evidence.late_blocks == 0
+    assert evidence.clients.means[Metric.TPOT, ""].new_count == 40 * 16
+    assert [gate.new_count for gate in verdicts(fast)] == [gate.new_count for gate in verdicts(slow)]
 
 
 def test_other_rollouts_blocks_are_left_out() -> None:

@@ -22,7 +22,16 @@ from penstock.link.proof import Refused
 from penstock.runner.ranks import handshake
 from penstock.runner.ranks.gathering import Gathered, Gathering, JoinedNode, RemoteProcess, bind_here, secret_of
 from penstock.runner.ranks.handshake import dial
-from penstock.runner.ranks.messages import Begin, GroupIdentity, LinkHello, NodeAlive, NodeHello, RankEnded, RankHello
+from penstock.runner.ranks.messages import (
+    Begin,
+    GroupIdentity,
+    LinkHello,
+    NodeAlive,
+    NodeHello,
+    RankEnded,
+    RankHello,
+    begin_decoder,
+)
 from penstock.runner.ranks.node_agent import NodeAgent
 from tests.waiting import eventually
 
@@ -79,7 +88,7 @@ def leader() -> Iterator[Leader]:
 
 
 def begin(sock: socket.socket) -> Begin:
-    found = Connection(sock, Begin).receive(60.0)
+    found = Connection(sock, begin_decoder).receive(60.0)
     assert isinstance(found, Begin)
     return found
 
@@ -183,10 +192,10 @@ def test_a_length_that_no_message_has_ends_the_connection() -> None:
     with theirs:
         theirs.sendall(struct.pack("<Q", 1 << 40))
         with pytest.raises(Disconnected):
-            Connection(ours, Begin).receive(60.0)
+            Connection(ours, begin_decoder).receive(60.0)
         theirs.sendall(struct.pack("<Q", 3) + b"\xc1\xc1\xc1")
         with pytest.raises(Disconnected):
-            Connection(ours, Begin).receive(60.0)
+            Connection(ours, begin_decoder).receive(60.0)
     ours.close()
 
 
@@ -199,7 +208,7 @@ def test_a_machine_that_the_kernel_gives_up_is_disconnected_and_a_slow_one_is_no
         read_exactly(Unplugged(), 1)  # type: ignore[arg-type]
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(TimeoutError):
-        Connection(ours, Begin).receive(0.001)
+        Connection(ours, begin_decoder).receive(0.001)
 
 
 def test_a_node_that_has_gone_may_come_again_but_not_twice(leader: Leader) -> None:
@@ -247,7 +256,9 @@ def test_a_node_that_comes_in_the_place_of_one_that_went_is_not_dropped_with_it(
         gathering._joined.clear()
         with socket.create_server(("127.0.0.1", 0)) as server:
             theirs, ours = socket.create_connection(server.getsockname()), server.accept()[0]
-        newcomer = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.1", 60.0, lambda: None)
+        newcomer = JoinedNode(
+            NodeHello(1, 1, IDENTITY), Connection(ours, begin_decoder), "127.0.0.1", 60.0, lambda: None
+        )
         gathering._joined[1] = newcomer
     told = begin(theirs)
     assert told.session == gathering._session
@@ -259,7 +270,7 @@ def test_a_node_that_says_nothing_is_gone_and_its_ranks_with_it() -> None:
         node, rank = (socket.create_connection(server.getsockname()) for _ in range(2))
         ours, control = (server.accept()[0] for _ in range(2))
     told = threading.Event()
-    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.2", 0.01, told.set)
+    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, begin_decoder), "127.0.0.2", 0.01, told.set)
     joined.hold(control)
     eventually(told.is_set)
     assert joined.gone == "has not answered for 0.01 s"
@@ -273,8 +284,8 @@ def test_a_node_says_how_its_ranks_ended_and_is_there_as_long_as_it_says_anythin
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = socket.create_connection(server.getsockname())
         ours = server.accept()[0]
-    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, Begin), "127.0.0.2", 60.0, lambda: None)
-    agent = Connection(node, Begin)
+    joined = JoinedNode(NodeHello(1, 1, IDENTITY), Connection(ours, begin_decoder), "127.0.0.2", 60.0, lambda: None)
+    agent = Connection(node, begin_decoder)
     agent.send(NodeAlive())
     agent.send(RankEnded(1, -9))
     assert RemoteProcess(1, joined).wait(60.0) == -9

@@ -28,13 +28,13 @@ from penstock.runner.ranks.messages import (
     EmbedTexts,
     FailedToStart,
     ForgetAdapter,
-    FromFollower,
     Lost,
     ReadAdapter,
     Scores,
     Sized,
-    ToFollower,
     Vectors,
+    from_follower_decoder,
+    to_follower_decoder,
 )
 from penstock.runner.size import EngineSize
 from tests.waiting import eventually
@@ -65,10 +65,12 @@ class Ranks:
 
     def __init__(self) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
-        self.said = [Connection(theirs, ToFollower) for _, theirs in pairs]
+        self.said = [Connection(theirs, to_follower_decoder) for _, theirs in pairs]
         self.processes = [Process(), Process()]
         followers = [
-            Follower(rank, self.processes[rank - 1], Connection(pairs[rank - 1][0], FromFollower), NODES.where(rank))
+            Follower(
+                rank, self.processes[rank - 1], Connection(pairs[rank - 1][0], from_follower_decoder), NODES.where(rank)
+            )
             for rank in (1, 2)
         ]
         place = Place(Parallelism(pp=3), NODES, LoneStage(), Stage(), torch.device("cpu"))

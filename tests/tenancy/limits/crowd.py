@@ -39,7 +39,7 @@ class Crowd:
         self.stop()
 
     def until_full(self) -> None:
-        """Until every process has begun, and so many were refused that the limit is reached."""
+        """Waits until every process has begun, and so many were refused that the limit is reached."""
         eventually(lambda: self.count("from"), lambda begun: begun == len(self._logs))
         self.until_refused_since(0.0)
 

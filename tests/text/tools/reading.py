@@ -17,7 +17,7 @@ def parser(name: str, most: int | None = None) -> CallParser:
 
 
 def read(name: str, pieces: Iterable[str], most: int | None = None) -> list[Part]:
-    """What is told, with what belongs together put together."""
+    """Returns what is told, with what belongs together put together."""
     reader, found = parser(name, most), list[Part]()
     for piece in pieces:
         for part in reader.push(piece):

@@ -202,7 +202,7 @@ class _Hub:
 
 
 class _ModelConfig:
-    """What the tests ask a model's configuration for."""
+    """The part of a model's configuration that the tests ask for."""
 
     def __init__(self, model: str, **options: Any) -> None:
         self._vocab_size: int = json.loads(Path(_directory(model), "config.json").read_text())["vocab_size"]

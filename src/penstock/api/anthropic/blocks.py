@@ -68,7 +68,7 @@ class ContentBlock(WireStruct):
 
     source: Source | None = None  # of an image
 
-    # Of the other types, so that these are refused for what they are and not for a field.
+    # Fields of the other types, so that these are refused for what they are and not for a field.
     title: Annotated[Any, NotBuilt()] = None
     context: Annotated[Any, NotBuilt()] = None
     file_id: Annotated[Any, NotBuilt()] = None

@@ -1,4 +1,4 @@
-"""Where Anthropic's clients want their prompts cached."""
+"""Cache breakpoints of Anthropic's clients: the places where they want their prompts cached."""
 
 from __future__ import annotations
 

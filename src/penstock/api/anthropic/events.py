@@ -1,8 +1,8 @@
 """Answers in pieces: the events of one streamed message, as frames ready to be sent.
 
 A message is one block of text, written in three calls: `start`, `text` as it comes, `end`. A text event goes out for
-every token of every stream and costs the encoding of its text and one concatenation. Where tools may be called it is
-`Blocks`, which begin when there is something to put into them.
+every token of every stream and costs the encoding of its text and one concatenation. An answer that may call tools is
+written as `Blocks`, which begin when there is something to put into them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def start(head: MessageHead, usage: Usage) -> list[bytes]:
 
 
 def start_empty(head: MessageHead, usage: Usage) -> list[bytes]:
-    """Without a block."""
+    """Events of a message's start, without a block."""
     return [_event("message_start", message=envelope(head, [], Stop(), usage)), _event("ping")]
 
 
@@ -44,7 +44,7 @@ def end(stop: Stop, usage: Usage) -> list[bytes]:
 
 
 def end_empty(stop: Stop, usage: Usage) -> list[bytes]:
-    """When no block is open."""
+    """Events of a message's end, when no block is open."""
     return [_event("message_delta", delta=stop, usage=usage), _event("message_stop")]
 
 

@@ -47,7 +47,7 @@ class Metadata(WireStruct):
 
 
 class PromptRequest(WireStruct):
-    """What makes the prompt."""
+    """Fields of a request that make the prompt."""
 
     model: Annotated[str, Meta(min_length=1)]
     messages: Annotated[list[Message], Meta(min_length=1)]

@@ -1,4 +1,4 @@
-"""What an answer must look like, as Anthropic's clients say it: `output_config.format`; older ones `output_format`."""
+"""Guided output as Anthropic's clients ask for it: `output_config.format`; older ones `output_format`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one answer is made of, and the whole-answer objects of the Messages API, as bytes.
+"""Parts of one answer, and the whole-answer objects of the Messages API, as bytes.
 
 Answers in pieces are `events.py`. Text arrives here ready made: this module has never seen a token id.
 """
@@ -21,7 +21,7 @@ class MessageHead(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Why an answer ended, and which of the client's stop sequences ended it."""
+    """Reason why an answer ended, and which of the client's stop sequences ended it."""
 
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None

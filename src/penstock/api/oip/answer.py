@@ -126,7 +126,7 @@ class CompletionReader:
         return "".join([self._read_line(line.rstrip(b"\r")) for line in lines])
 
     def end(self) -> str:
-        """Why the text ended, once the stream has. Raises EngineFailed where it broke off."""
+        """Reason why the text ended, once the stream has. Raises EngineFailed where it broke off."""
         if not (self.is_done or self._end):
             raise EngineFailed("the answer broke off")
         return self._end

@@ -131,7 +131,7 @@ class Message(WireStruct):
     name: str | None = None
     tool_call_id: str | None = None
 
-    # Of an assistant's earlier turn; how it reasoned has two names, DeepSeek's and vLLM's.
+    # Fields of an assistant's earlier turn; its reasoning has two names, DeepSeek's and vLLM's.
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -256,8 +256,8 @@ class ChatRequest(ReasoningRequest, kw_only=True):
         return [tool for tool in tools if named is None or tool.name == named.name]
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """What the model is told of. Which of them it must call changes nothing here, so prompts keep their beginning;
-        a model that is to call none is told of none."""
+        """Tools that the model is told of. The choice which of them it must call changes nothing here, so prompts keep
+        their beginning; a model that is to call none is told of none."""
         if not self.may_call():
             return []
         return [{"type": "function", "function": tool.definition().to_template()} for tool in self.tools or ()]

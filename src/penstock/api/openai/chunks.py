@@ -32,7 +32,7 @@ class _Frame:
 
     def __init__(self, head: ResponseHead, kind: str, include_usage: bool, usage_now: UsageNow | None) -> None:
         self.prefix = encode(envelope(head, kind))[:-1] + b',"choices":['
-        # With include_usage every chunk has the key, and all but the last say null.
+        # Every chunk has the key if include_usage is set, and all but the last say null.
         self._suffix = b'],"usage":null}' if include_usage else b"]}"
         self._usage_now = usage_now
 
@@ -78,7 +78,7 @@ class ChatChunks:
         return self._chunk(index, b'{"content":%b}' % encode(text), _scored(logprobs))
 
     def thought(self, index: int, text: str, logprobs: Sequence[ScoredToken] | None = None) -> bytes:
-        """Under DeepSeek's name, which most clients read, and vLLM's."""
+        """Chunk of reasoning text, under DeepSeek's name, which most clients read, and vLLM's."""
         encoded = encode(text)
         delta = b'{"reasoning_content":%b,"reasoning":%b}' % (encoded, encoded)
         return self._chunk(index, delta, _scored(logprobs))

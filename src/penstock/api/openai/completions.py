@@ -21,7 +21,7 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
 
 class FillIn(Protocol):
-    """How a model is asked for what is between two texts."""
+    """Prompt format in which a model is asked for what is between two texts."""
 
     def prompt(self, before: str, after: str) -> str: ...
 

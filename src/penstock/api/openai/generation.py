@@ -1,7 +1,7 @@
-"""What chat and completion requests have in common: every setting of generation, checked and converted in one place.
+"""Fields that chat and completion requests share: every setting of generation, checked and converted in one place.
 
-Fields are None when the client said nothing; the defaults live in `SamplingParams` and `GenerationOptions` only.
-What needs the vocabulary is checked on conversion, because only the server knows the model.
+Fields are None when the client said nothing; the defaults live in `SamplingParams` and `GenerationOptions` only. Values
+that need the vocabulary are checked on conversion, because only the server knows the model.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SAME_IN_OPTIONS = (
 
 
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for beyond how each token is chosen."""
+    """Options of a request beyond how each token is chosen."""
 
     max_tokens: int | None = None  # None: as many as the context leaves room for
     min_tokens: int = 0
@@ -147,7 +147,7 @@ class GenerationRequest(WireStruct):
     store: Annotated[bool | None, NotBuilt(False)] = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
 
-    # What the answer must look like: see `guided`.
+    # Forms that the answer must have: see `guided`.
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw = NULL
@@ -187,22 +187,22 @@ class GenerationRequest(WireStruct):
                 raise Refused("logit_bias", f"token {key} has {bias:g}; a bias is between -{MAX_BIAS} and {MAX_BIAS}")
 
     def guide(self) -> GuideAsked | None:
-        """What the answer must look like, and the field that says so."""
+        """Guide of the answer's form, and the field that asks for it; None: there is none."""
         return find_guide(self, FORMS)
 
     def output_limit(self) -> int | None:
-        """How many tokens the client wants at most; None: as many as the context leaves room for."""
+        """Number of tokens the client wants at most; None: as many as the context leaves room for."""
         return self.max_tokens
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def num_logprobs(self) -> int | None:
-        """As in SamplingParams; each endpoint has its own way to ask for them."""
+        """Number of log probabilities, as in SamplingParams; each endpoint has its own way to ask for them."""
         return None
 
     def wished_priority(self) -> Priority | None:
-        """How urgent the client calls it; None: it does not say."""
+        """Priority that the client asks for; None: it does not say."""
         if self.priority is not None:
             return Priority[self.priority.upper()] if isinstance(self.priority, str) else Priority(self.priority)
         return next((one for one, tier in SERVICE_TIERS.items() if tier == self.service_tier), None)

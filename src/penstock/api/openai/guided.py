@@ -1,7 +1,7 @@
-"""How clients ask for guided output: OpenAI's response_format and what other servers' clients are used to.
+"""Guided output as clients ask for it: OpenAI's response_format and what other servers' clients are used to.
 
-All of it comes down to one `Guide`. What a schema or a grammar says is not looked at here: a hostile one must not be
-worth a millisecond of whoever reads requests.
+All of it comes down to one `Guide`. The content of a schema or a grammar is not looked at here: a hostile one must not
+cost the event loop a millisecond.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GuideAsked(NamedTuple):
 
 
 def find_guide(request: object, forms: Mapping[str, Callable[[Any], Guide | None]]) -> GuideAsked | None:
-    """What the fields of a request ask for, each read in its own way. More than one is refused."""
+    """Guide that the fields of a request ask for, each read in its own way. More than one is refused."""
     found: GuideAsked | None = None
     for name, read in forms.items():
         value = getattr(request, name)

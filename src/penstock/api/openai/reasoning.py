@@ -1,4 +1,4 @@
-"""How clients of the chat API ask a model to reason, or not to, and for how long.
+"""Reasoning options, by which clients of the chat API ask a model to reason, or not to, and for how long.
 
 There is no one way: OpenAI has `reasoning_effort`, DeepSeek and others `thinking`, Qwen `enable_thinking` and
 `thinking_budget`, vLLM `thinking_token_budget`, SGLang `separate_reasoning`, and OpenRouter an object `reasoning`.

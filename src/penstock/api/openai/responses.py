@@ -1,4 +1,4 @@
-"""What one answer is made of, and the whole-answer objects: chat.completion and text_completion, as bytes.
+"""Parts of one answer, and the whole-answer objects: chat.completion and text_completion, as bytes.
 
 Answers in pieces are `chunks.py`. Text arrives here ready made; ids of tokens are told, and nothing is done with them.
 """
@@ -23,7 +23,7 @@ _LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible"; JSON has no inf
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
-    """What every object of one response carries."""
+    """Fields that every object of one response carries."""
 
     id: str
     model: str
@@ -74,7 +74,7 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Of a tool."""
+    """Call of a tool."""
 
     id: str
     name: str
@@ -212,8 +212,8 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
 
 
 class TextOffsets:
-    """Where tokens begin in the text of a choice, in characters. A character may be made of several tokens: each of
-    them begins where it does."""
+    """Offsets of tokens in the text of a choice, in characters. A character may be made of several tokens: each of them
+    begins where it does."""
 
     def __init__(self, before: bytes = b"") -> None:
         """`before`: the text of earlier tokens."""
@@ -240,7 +240,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], offsets: TextOffsets | No
 
 
 def _as_text(token: ScoredToken) -> str:
-    """A part of a character is written as OpenAI writes it: by its bytes. As text all such parts would look alike."""
+    """A part of a character is written as OpenAI writes it: by its bytes. Such parts would all look alike as text."""
     if _REPLACED not in token.text:
         return token.text
     try:

@@ -31,7 +31,7 @@ class FunctionDefinition(WireStruct):
             raise Refused("parameters", "must be a JSON schema of type 'object'")
 
     def to_template(self) -> dict[str, Any]:
-        """As chat templates take it; some read the parameters without asking whether there are any."""
+        """Function as chat templates take it; some read the parameters without asking whether there are any."""
         found: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             found["description"] = self.description
@@ -79,8 +79,8 @@ class FunctionCall(WireStruct):
     arguments: str
 
     def to_template(self) -> dict[str, Any]:
-        """Templates write the arguments themselves. Those that are no JSON stay what they are: the model is to see what
-        it wrote."""
+        """Templates write the arguments themselves. Arguments that are no JSON stay what they are: the model is to see
+        what it wrote."""
         try:
             arguments = msgspec.json.decode(self.arguments) if self.arguments.strip() else {}
         except (msgspec.DecodeError, RecursionError):
@@ -89,7 +89,7 @@ class FunctionCall(WireStruct):
 
 
 class ToolCall(WireStruct):
-    """As the model made it in an earlier turn."""
+    """Call of a tool as the model made it in an earlier turn."""
 
     id: str
     function: FunctionCall | None = None

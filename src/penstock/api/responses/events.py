@@ -8,9 +8,9 @@
     response.output_item.done
     response.completed                                      or .incomplete, or .failed
 
-Sequence numbers rise by one, from 0. Whoever feeds the parts of an answer gets the events of each; the same parts make
-the same events at every replica. A delta goes out for every token of every stream, and costs the encoding of its text
-and one concatenation.
+Sequence numbers rise by one, from 0. A caller that feeds the parts of an answer gets the events of each; the same parts
+make the same events at every replica. A delta goes out for every token of every stream, and costs the encoding of its
+text and one concatenation.
 """
 
 from __future__ import annotations

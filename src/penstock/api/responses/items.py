@@ -130,7 +130,7 @@ def _has_images(content: Content | None) -> bool:
 
 
 def to_messages(instructions: str | None, items: Sequence[Item]) -> list[openai.Message]:
-    """A conversation. What the assistant did in a row is one turn of its; so are system prompts at the beginning, and
+    """A conversation. Items of the assistant in a row are one turn; so are system prompts at the beginning, and
     messages of a user in a row, since many templates take no others."""
     turns = [openai.Message(role="system", content=instructions)] if instructions else []
     said = enumerate(items)

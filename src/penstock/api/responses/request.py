@@ -115,7 +115,7 @@ class ResponsesRequest(WireStruct, dict=True):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[PositiveCount | None, NoEffect("no tools are run by the server")] = None
 
-    # For whoever keeps responses.
+    # Fields for servers that keep responses.
     previous_response_id: ResponseId | None = None
     store: bool | None = None
     background: bool | None = None

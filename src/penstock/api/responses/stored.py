@@ -54,7 +54,7 @@ _object = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_state(body: bytes) -> StateAsked:
-    """Raises InvalidRequest. What is wrong with the rest is for others to say."""
+    """Raises InvalidRequest. Errors in the other fields are for others to report."""
     try:
         asked = _asked.decode(body)
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ from penstock.api.openai import ChatRequest
 def without_oldest(chat: ChatRequest, fits: Callable[[ChatRequest], bool]) -> ChatRequest | None:
     """The chat without as few of its oldest turns as it takes to fit; None: not even its last turn does.
 
-    System prompts at the beginning stay. What stays besides begins with a user's message, so that no result of a tool
+    System prompts at the beginning stay. The rest that stays begins with a user's message, so that no result of a tool
     is told without its call. `fits` is asked about as many chats as a binary search needs.
     """
     messages = chat.messages

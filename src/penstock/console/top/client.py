@@ -15,6 +15,9 @@ from penstock.core.errors import ConfigError, EngineUnavailable, PenstockError, 
 
 _TIMEOUT_S = 10.0
 _FEED, _ALERTS = "/console/v1/feed", "/admin/v1/alerts"
+_shared_models_decoder = msgspec.json.Decoder(SharedModels)
+_hello_decoder = msgspec.json.Decoder(Hello)
+_tick_decoder = msgspec.json.Decoder(Tick)
 
 
 class Source:
@@ -30,7 +33,7 @@ class Source:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     def look(self) -> View:
-        """How things stand now."""
+        """Returns how things stand now."""
         for view in self.events():
             self.complete(view)
             return view
@@ -44,9 +47,9 @@ class Source:
             view: View | None = None
             for kind, data in _events(answer):
                 if kind == "hello":
-                    view = View(self.url, msgspec.json.decode(data, type=Hello))
+                    view = View(self.url, _hello_decoder.decode(data))
                 elif kind == "tick" and view is not None:
-                    view.take(msgspec.json.decode(data, type=Tick))
+                    view.take(_tick_decoder.decode(data))
                 if view is not None:
                     yield view
 
@@ -56,7 +59,7 @@ class Source:
         with contextlib.closing(connection):
             try:
                 answer = self._ask(connection, _ALERTS)
-                return msgspec.json.decode(answer.read(), type=_Alerts).alerts
+                return _alerts_decoder.decode(answer.read()).alerts
             except PenstockError:
                 return None
 
@@ -69,7 +72,7 @@ class Source:
         connection = self._open()
         with contextlib.closing(connection):
             try:
-                found = msgspec.json.decode(self._ask(connection, MODELS_PATH).read(), type=SharedModels)
+                found = _shared_models_decoder.decode(self._ask(connection, MODELS_PATH).read())
             except PenstockError:
                 return None
         return found if found.models else None
@@ -89,6 +92,9 @@ class _Alerts(msgspec.Struct):
     alerts: list[AlertLine] = []
 
 
+_alerts_decoder = msgspec.json.Decoder(_Alerts)
+
+
 class _Error(msgspec.Struct):
     message: str = ""
 
@@ -97,9 +103,12 @@ class _Refused(msgspec.Struct):
     error: _Error = msgspec.field(default_factory=_Error)
 
 
+_refused_decoder = msgspec.json.Decoder(_Refused)
+
+
 def _refusal(answer: http.client.HTTPResponse, url: str) -> PenstockError:
     try:
-        said = msgspec.json.decode(answer.read(), type=_Refused).error.message
+        said = _refused_decoder.decode(answer.read()).error.message
     except (msgspec.DecodeError, OSError):
         said = ""
     kinds: dict[int, type[PenstockError]] = {401: Unauthenticated, 403: PermissionDenied}

@@ -40,7 +40,7 @@ _GRACE_S = 30.0
 
 
 def failure(pod: Object) -> str:
-    """Why the pod has ended, or will never run; empty: it may."""
+    """Returns why the pod has ended, or will never run; empty: it may."""
     status = status_of(pod)
     containers = status.get("containerStatuses") or ()
     if has_ended(pod):
@@ -57,7 +57,7 @@ def failure(pod: Object) -> str:
 
 
 def unschedulable(pod: Object) -> str:
-    """Why no node takes the pod now; empty: one has, or nobody has looked yet."""
+    """Returns why no node takes the pod now; empty: one has, or nobody has looked yet."""
     found = condition(pod, "PodScheduled")
     if found.get("status") == "False" and found.get("reason") == "Unschedulable":
         return f"no node takes its pod: {found.get('message') or 'no reason given'}"

@@ -41,6 +41,9 @@ class _Kept:
     gpus: list[int]
 
 
+_kept_decoder = msgspec.json.Decoder(_Kept)
+
+
 class LocalDriver:
     def __init__(
         self,
@@ -177,7 +180,7 @@ def _cordons(directory: Path) -> Path:
 def _read_kept(path: Path) -> _Kept | None:
     """None: its start has not come so far."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((path / "replica.json").read_bytes(), type=_Kept)
+        return _kept_decoder.decode((path / "replica.json").read_bytes())
     return None
 
 
@@ -192,7 +195,7 @@ def _url(path: Path) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """At once or not at all."""
+    """Writes the file at once or not at all."""
     draft = path.with_suffix(".tmp")
     with open_private(draft, "wb") as file:
         file.write(data)

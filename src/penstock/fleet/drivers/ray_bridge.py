@@ -26,6 +26,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import ray
+from penstock.core.converter import Converter
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.fleet.drivers import ray_probe
 from penstock.fleet.drivers.ray_actor import ReplicaActor
 from penstock.fleet.drivers.ray_cluster import (
@@ -48,12 +50,16 @@ _EXPECTED_DEATHS = (
     NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
     NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
 )
+_engine_order_converter = Converter(EngineOrder)
 
 
 class Request(msgspec.Struct):
     id: int
     method: str
     arguments: dict[str, Any]
+
+
+_request_decoder = msgspec.json.Decoder(Request)
 
 
 class Reply(msgspec.Struct):
@@ -88,7 +94,7 @@ class Bridge:
             remove_placement_group(group)
 
     def start_engine(self, *, name: str, bundles: Sequence[Mapping[str, float]], order: Mapping[str, Any]) -> None:
-        told = msgspec.convert(order, EngineOrder)
+        told = _engine_order_converter.convert(order)
         group = _find_group(name)
         if group is None:
             raise ValueError(f"there is no placement group {name}")
@@ -259,7 +265,7 @@ def _short(why: str) -> str:
 
 
 def _death_cause(name: str) -> str:
-    """Why Ray's actor of this name has ended; empty: there has been none."""
+    """Returns why Ray's actor of this name has ended; empty: there has been none."""
     for one in state.actor_table(None, actor_state_name="DEAD").values():
         if one["Name"] == name:
             return str(one["DeathCause"].actor_died_error_context.error_message) or "Ray ended its actor"
@@ -287,7 +293,7 @@ def _find_group(name: str) -> PlacementGroup | None:
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
-    """Until there are no more requests. The first one is to connect; each other one gets a thread."""
+    """Answers until there are no more requests. The first one is to connect; each other one gets a thread."""
     lock, encoder = threading.Lock(), msgspec.json.Encoder()
 
     def answer(request: Request, method: Callable[..., Any]) -> bool:
@@ -308,7 +314,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         bridge = Bridge(**arguments)
 
     for line in requests:
-        request = msgspec.json.decode(line, type=Request)
+        request = _request_decoder.decode(line)
         if bridge is None:
             if not answer(request, connect):
                 return
@@ -322,6 +328,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    write_stacks_on_crash()
     _end_with_parent()
     own = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer

@@ -39,7 +39,7 @@ def shown_all(bundles: Sequence[Mapping[str, float]]) -> str:
 
 
 def explain_lack(bundles: Sequence[Mapping[str, float]], nodes: Sequence[NodeView]) -> str:
-    """Why a replica has no place, and what would."""
+    """Returns why a replica has no place, and what would."""
     if len(bundles) == 1:
         return _explain_one(bundles[0], nodes)
     if have_room(bundles, nodes):

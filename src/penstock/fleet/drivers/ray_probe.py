@@ -42,7 +42,7 @@ class NodeProbe:
 
 
 def _unreachable(places: Sequence[tuple[str, int]]) -> str:
-    """Why none of several places takes a connection; empty: one does, or there are none."""
+    """Returns why none of several places takes a connection; empty: one does, or there are none."""
     why = ""
     for host, port in places:
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.converter import Converter
 from penstock.core.errors import OrchestratorError
 from penstock.core.private_files import make_private, open_private
 from penstock.fleet.drivers.ray_cluster import ClusterView, EngineOrder, NodeReport, NodeView
@@ -24,6 +25,9 @@ _MAX_LINE = 1 << 26
 _CONNECT_S = 60.0
 _CALL_S = 20.0
 _START_S = 60.0  # for an actor: an interpreter that imports Ray
+_cluster_view_converter = Converter(ClusterView)
+_nodes_converter = Converter(list[NodeView])
+_node_reports_converter = Converter(list[NodeReport])
 
 
 class _Bridge:
@@ -106,10 +110,10 @@ class RayProcess:
         await self._call("stop_engine", {"name": name, "grace_s": grace_s}, grace_s + 2 * _CALL_S)
 
     async def view(self, prefix: str) -> ClusterView:
-        return msgspec.convert(await self._call("view", {"prefix": prefix}, _CALL_S, is_vital=True), ClusterView)
+        return _cluster_view_converter.convert(await self._call("view", {"prefix": prefix}, _CALL_S, is_vital=True))
 
     async def nodes(self) -> Sequence[NodeView]:
-        return msgspec.convert(await self._call("nodes", {}, _CALL_S), list[NodeView])
+        return _nodes_converter.convert(await self._call("nodes", {}, _CALL_S))
 
     async def probe(
         self,
@@ -120,7 +124,7 @@ class RayProcess:
         wait_s: float,
     ) -> Sequence[NodeReport]:
         arguments = {"nodes": nodes, "runtime_env": runtime_env, "paths": paths, "store": store, "wait_s": wait_s}
-        return msgspec.convert(await self._call("probe", arguments, 2 * wait_s + _CALL_S), list[NodeReport])
+        return _node_reports_converter.convert(await self._call("probe", arguments, 2 * wait_s + _CALL_S))
 
     async def close(self) -> None:
         await self._disconnect()

@@ -14,7 +14,7 @@ _SOON_S = 30.0  # where the notice has no time
 
 
 def seconds_left(status: int, body: bytes, now: float) -> float | None:
-    """How long the machine has by this answer; None: no notice."""
+    """Returns the seconds that the machine has by this answer; None: no notice."""
     if status != 200 or body.strip().upper() == b"FALSE":
         return None
     try:

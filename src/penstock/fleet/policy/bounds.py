@@ -19,7 +19,7 @@ class Bounds(NamedTuple):
     max_name: str = "max"
 
     def raised(self, floor: int) -> Bounds:
-        """With as many replicas at least as a rollout needs; `max` stands above it."""
+        """Returns bounds of at least as many replicas as a rollout needs; `max` stands above it."""
         if floor <= self.min:
             return self
         return self._replace(min=min(floor, self.max), min_name="rollout")

@@ -1,4 +1,4 @@
-"""Which replica goes when fewer are enough: the one whose loss costs least."""
+"""The departure of a replica when fewer are enough: the one goes whose loss costs least."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class Forecaster:
         return season, trend
 
     def _season(self, at: float) -> float | None:
-        """Between the middles of two buckets, along the line. None: this time of day was never seen."""
+        """Returns the season between the middles of two buckets, along the line. None: it was never seen."""
         position = self._local(at) / BUCKET_S - 0.5
         first = math.floor(position)
         part = position - first

@@ -1,4 +1,4 @@
-"""Where a new replica goes: the zone with the fewest, spot capacity up to its share, within quota and spend."""
+"""The placement of a new replica: the zone with the fewest, spot capacity up to its share, within quota and spend."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class _Round:
 
     @property
     def _hold_s(self) -> float:
-        """How long less must have been enough: a replica that is not needed may cost what its return costs twice."""
+        """The time that less must have been enough: a replica not needed may cost what its return costs twice."""
         return min(self.settings.down_cooldown_s, max(_MIN_HOLD_S, 2 * self.seen.durations.start_s))
 
     def _needs(self, held: int) -> tuple[tuple[int, int], ...]:

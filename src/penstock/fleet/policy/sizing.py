@@ -1,4 +1,4 @@
-"""How many replicas: the least number that keeps the SLO under the demand expected when another would be ready.
+"""The size of a pool: the least number that keeps the SLO under the demand expected when another would be ready.
 
 Reaction and forecast each say a number, and the larger counts: a forecast starts capacity early and never delays a
 reaction. Capacity in reserve is ready within seconds and is asked for later than a start.
@@ -29,7 +29,7 @@ class Sizing(NamedTuple):
 
 
 def needed_for(rate: float, signals: Signals) -> int:
-    """Within the SLO on average, and with enough to spare for chance queues."""
+    """Returns the replicas that keep the SLO on average, with enough to spare for chance queues."""
     if rate <= 0:
         return 0
     most = max(rate / signals.max_rate, (rate + signals.spare) / signals.saturation)

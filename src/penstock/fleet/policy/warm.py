@@ -1,4 +1,4 @@
-"""How many replicas to keep in standby and parked: the cheapest mix that keeps the SLO over what demand may become.
+"""Replicas to keep in standby and parked: the cheapest mix that keeps the SLO over what demand may become.
 
 A declared surge decides by its queue: it grows until standby replicas are active and parked ones are awake, and is
 worked off by what they serve beyond the surge. Among mixes that break the SLO for less than five seconds the cheapest

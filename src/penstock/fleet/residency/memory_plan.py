@@ -102,5 +102,5 @@ def kv_bytes_at_start(
 
 
 def refusal(device_bytes: int, wanted: ModelNeeds, staying: Mapping[str, int]) -> str:
-    """Why a model cannot be loaded while those in `staying` hold so many bytes each, in figures; empty: it can."""
+    """Returns why a model cannot be loaded while those in `staying` hold so many bytes each; empty: it can."""
     return why_no_room(wanted.name, wanted.fixed_bytes, wanted.floor_bytes, device_bytes, staying)

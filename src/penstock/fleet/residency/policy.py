@@ -53,7 +53,7 @@ class Rules:
 
 
 class Aim(NamedTuple):
-    """What a model is to be from now on."""
+    """The aim for a model: what it is to be from now on."""
 
     to: Residence  # LOADED, PARKED or UNLOADED
     reason: str = ""
@@ -293,7 +293,7 @@ class _Round:
         return Aim(_resting(view), refusal=self._refusal(view))
 
     def _refusal(self, view: ModelView) -> str:
-        """Why requests for a model that is not loaded are refused; empty: they are not."""
+        """Returns why requests for a model that is not loaded are refused; empty: they are not."""
         if view.state not in (Residence.UNLOADED, Residence.PARKED, Residence.LEAVING):
             return ""
         if not self.rules.load_on_use:
@@ -302,7 +302,7 @@ class _Round:
 
 
 def _resting(view: ModelView) -> Residence:
-    """What a model stays that nothing is done to."""
+    """Returns what a model stays that nothing is done to."""
     match view.state:
         case Residence.PARKED:
             return Residence.PARKED

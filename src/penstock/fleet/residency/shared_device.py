@@ -261,8 +261,8 @@ def fit_cpu(engine: EngineSettings, needs: ModelNeeds, kv_bytes: int) -> EngineS
 
 
 def fit_gpu(gpu_bytes: int, engine: EngineSettings, needs: ModelNeeds, kv_bytes: int) -> EngineSettings:
-    """As a share of the GPU for all that the engine puts there, so that it stays within it whatever its weights and
-    steps really take."""
+    """Returns settings with a share of the GPU for all that the engine puts there, so that it stays within it whatever
+    its weights and steps really take."""
     share = min(1.0, (needs.fixed_bytes + kv_bytes) / gpu_bytes)
     return dataclasses.replace(engine, memory_fraction=share, parkable=True)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from msgspec import Struct
 
 from penstock.api.model_order import MODELS_PATH
@@ -24,6 +25,9 @@ PREFIX = MODELS_PATH.encode()
 
 class OrderAsked(Struct, forbid_unknown_fields=True):
     drain: bool = False  # streams of a model that is to leave end first
+
+
+_order_asked_decoder = msgspec.json.Decoder(OrderAsked)
 
 
 def _list(store: Store, call: AdminCall) -> Answer:
@@ -39,7 +43,7 @@ def _show(store: Store, call: AdminCall) -> Answer:
 
 
 def _order(store: Store, call: AdminCall) -> Answer:
-    verb, drain = Verb(call.path[-1]), call.body(OrderAsked).drain
+    verb, drain = Verb(call.path[-1]), call.body(_order_asked_decoder).drain
     given = give_order(
         store.fleet,
         call.name,

@@ -23,6 +23,7 @@ Shape = tuple[str | None, ...]
 
 MAX_BODY_BYTES = 64 << 10
 _YEAR_S = 366 * 86400.0
+_fields_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class Answer(NamedTuple):
@@ -35,8 +36,14 @@ class KeyAsked(Struct, forbid_unknown_fields=True):
     expires_in_s: Annotated[float, Meta(gt=0, le=100 * _YEAR_S)] | None = None
 
 
+_key_asked_decoder = msgspec.json.Decoder(KeyAsked)
+
+
 class RotationAsked(Struct, forbid_unknown_fields=True):
     grace_s: Annotated[float, Meta(ge=0, le=_YEAR_S)] = 0.0
+
+
+_rotation_asked_decoder = msgspec.json.Decoder(RotationAsked)
 
 
 class AdminCall:
@@ -60,12 +67,12 @@ class AdminCall:
     def name(self) -> str:
         return self.path[1]
 
-    def body(self, kind: type[T]) -> T:
+    def body(self, decoder: msgspec.json.Decoder[T]) -> T:
         body = self._request.body
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
         try:
-            return msgspec.json.decode(body or b"{}", type=kind)
+            return decoder.decode(body or b"{}")
         except msgspec.ValidationError as error:
             raise InvalidValue(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -91,7 +98,7 @@ def _change_tenant(store: Store, call: AdminCall) -> Answer:
 
 
 def _tenant_fields(call: AdminCall) -> dict[str, Any]:
-    values = call.body(dict[str, Any])
+    values = call.body(_fields_decoder)
     if "created_at" in values:
         raise InvalidValue("when a tenant was made is not for anybody to say", param="created_at")
     return values
@@ -103,13 +110,13 @@ def _remove_tenant(store: Store, call: AdminCall) -> Answer:
 
 
 def _create_key(store: Store, call: AdminCall) -> Answer:
-    asked = call.body(KeyAsked)
+    asked = call.body(_key_asked_decoder)
     expires_at = None if asked.expires_in_s is None else time.time() + asked.expires_in_s
     return Answer(201, new_key_document(store.create_key(call.name, name=asked.name, expires_at=expires_at)))
 
 
 def _rotate_key(store: Store, call: AdminCall) -> Answer:
-    grace_s = call.body(RotationAsked).grace_s
+    grace_s = call.body(_rotation_asked_decoder).grace_s
     return Answer(201, new_key_document(store.rotate_key(key_id_of(call.name), grace_s=grace_s)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from penstock.core.errors import ConfigError, InvalidValue
@@ -22,13 +23,19 @@ class RolloutAsked(Struct, forbid_unknown_fields=True):
     plan: dict[str, Any] = field(default_factory=dict)  # what differs from the default one
 
 
+_rollout_asked_decoder = msgspec.json.Decoder(RolloutAsked)
+
+
 class OrderAsked(Struct, forbid_unknown_fields=True):
     reason: str = ""
     all: bool = False  # with promote: all clients at once
 
 
+_order_asked_decoder = msgspec.json.Decoder(OrderAsked)
+
+
 def _start(store: Store, call: AdminCall) -> Answer:
-    asked = call.body(RolloutAsked)
+    asked = call.body(_rollout_asked_decoder)
     try:
         rollout = start_rollout(store, asked.model, asked.to, old=asked.from_, plan=asked.plan, by=call.admin)
     except ConfigError as error:
@@ -53,7 +60,7 @@ def _story(store: Store, call: AdminCall) -> Answer:
 
 def _giving(verb: RolloutVerb) -> Action:
     def give(store: Store, call: AdminCall) -> Answer:
-        asked = call.body(OrderAsked)
+        asked = call.body(_order_asked_decoder)
         if asked.all and verb is not RolloutVerb.PROMOTE:
             raise InvalidValue("`all` is for promote alone", param="all")
         found = find_on(store.rollouts, call.name)

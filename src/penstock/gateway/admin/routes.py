@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from penstock.core.errors import Conflict, ModelNotFound
@@ -21,14 +22,21 @@ from penstock.tenancy.times import moment
 
 View = Callable[[AdminCall], object]
 _HOUR_S = 3600.0
+_shares_asked_decoder = msgspec.json.Decoder(SharesAsked)
 
 
 class PromotionAsked(Struct, forbid_unknown_fields=True):
     version: str
 
 
+_promotion_asked_decoder = msgspec.json.Decoder(PromotionAsked)
+
+
 class RollbackAsked(Struct, forbid_unknown_fields=True):
     to: Annotated[int, Meta(ge=0)] | None = None  # a revision; 0: the file; none: the one before
+
+
+_rollback_asked_decoder = msgspec.json.Decoder(RollbackAsked)
 
 
 class RouteDesk:
@@ -81,16 +89,16 @@ class RouteDesk:
 
 
 def _change(store: Store, call: AdminCall) -> Answer:
-    return Answer(200, route_document(store.routes.change(call.name, call.body(SharesAsked), by=call.admin)))
+    return Answer(200, route_document(store.routes.change(call.name, call.body(_shares_asked_decoder), by=call.admin)))
 
 
 def _promote(store: Store, call: AdminCall) -> Answer:
-    version = call.body(PromotionAsked).version
+    version = call.body(_promotion_asked_decoder).version
     return Answer(200, route_document(store.routes.promote(call.name, version, by=call.admin)))
 
 
 def _roll_back(store: Store, call: AdminCall) -> Answer:
-    to = call.body(RollbackAsked).to
+    to = call.body(_rollback_asked_decoder).to
     return Answer(200, route_document(store.routes.roll_back(call.name, to, by=call.admin)))
 
 

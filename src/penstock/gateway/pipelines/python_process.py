@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.link.parent_death import end_with_parent
 
 MAX_FRAME_BYTES = 8 << 20
@@ -31,6 +32,7 @@ _MAX_FILES = 256
 
 
 def main() -> None:
+    write_stacks_on_crash()
     descriptor, file, function, memory_mib = sys.argv[1:]
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches the whole group; the gateway decides when this ends

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.converter import Converter
 from penstock.core.errors import ConfigError
 
 Schema = Mapping[str, Any]
@@ -118,6 +119,9 @@ class Label(msgspec.Struct, frozen=True):
     @property
     def score(self) -> float | None:
         return self.scores.get(self.label)
+
+
+_label_converter = Converter(Label)
 
 
 def fits(source: Type, target: Type) -> bool:
@@ -411,7 +415,7 @@ def _read_label(value: object, names: tuple[str, ...]) -> tuple[Any, str | None]
         found = Label(value)
     else:
         try:
-            found = msgspec.convert(value, Label)
+            found = _label_converter.convert(value)
         except msgspec.ValidationError:
             return None, "it is no label: a text, or a label and its scores"
     if names and found.label not in names:

@@ -219,7 +219,7 @@ def ended(facts: RequestFacts) -> Ended:
 
 
 def _seen(choice: Choice, shown: Sequence[int], now: float) -> list[Seen]:
-    """These of a choice's candidates."""
+    """Returns these of a choice's candidates."""
     seen, scored = [], list(map(list, zip(*choice.scores.values(), strict=True)))  # by candidate
     for at in shown:
         replica = choice.candidates[at]

@@ -38,6 +38,9 @@ class _Asked(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
+_asked_decoder = msgspec.json.Decoder(_Asked)
+
+
 class PromptText:
     def __init__(self, settings: PromptSettings) -> None:
         """Raises ConfigError for a pattern that is none."""
@@ -58,7 +61,7 @@ class PromptText:
 def _words(body: bytes, max_chars: int) -> str:
     """The parts of a request that are the client's words, as JSON; so much of them."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked)
+        asked = _asked_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     parts = (bytes(part) for part in (asked.system, asked.messages, asked.prompt, asked.instructions, asked.input))

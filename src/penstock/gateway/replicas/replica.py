@@ -462,8 +462,8 @@ class Follower:
         self._look()
 
     def _look(self) -> None:
-        self._changed(self._replica)
         self._timer = self._clock.call_later(_LOOK_S, self._look)
+        self._changed(self._replica)
 
     def _new_prober(self, deep_every_s: float) -> Prober:
         replica = self._replica
@@ -486,11 +486,12 @@ class Follower:
         if self._timer is not None:
             self._timer.cancel()
         self._call = None
+        self._is_lost = True
+        # First: whatever goes wrong with those who are told, the replica is tried again.
+        self._timer = self._clock.call_later(self._retry_s, self._connect)
+        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)
         replica = self._replica
         replica.lost()
         self._changed(replica)
         if replica.report is None or not replica.report.is_draining:  # else their own connections tell how they end
             replica.send_away()
-        self._is_lost = True
-        self._timer = self._clock.call_later(self._retry_s, self._connect)
-        self._retry_s = min(2 * self._retry_s, _MAX_RETRY_S)

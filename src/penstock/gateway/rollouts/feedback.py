@@ -27,16 +27,21 @@ class _Given(Struct, forbid_unknown_fields=True):
     comment: Annotated[str, Meta(max_length=2000)] = ""
 
 
+_given_decoder = msgspec.json.Decoder(_Given)
+
+
 def read_feedback(tenant: str, body: bytes) -> Said:
     """Raises what is wrong with it."""
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
     try:
-        given = msgspec.json.decode(body or b"{}", type=_Given)
+        given = _given_decoder.decode(body or b"{}")
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    if "\0" in given.comment:
+        raise InvalidValue("comment: a NUL character cannot be kept", param="comment")
     if isinstance(given.score, str):
         return Said(tenant, given.request_id, _WORDS[given.score], given.comment)
     if not isfinite(given.score):

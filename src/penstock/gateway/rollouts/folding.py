@@ -7,7 +7,7 @@ tenants with the most requests have cells of their own, in the same strata; the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import floor, log
 
 from penstock.core.rollout import BLOCK_S, Arm, Block, Cell, CellKey, Metric, RolloutOrder
@@ -49,7 +49,7 @@ class BlockFolder:
         self._gateway = gateway
         self._open: dict[_BlockKey, _Cells] = {}
         self._tenants: dict[str, LargestTenants] = {}  # by rollout
-        self._corrections: dict[tuple[str, CellKey], tuple[float, float]] = {}  # by rollout; to total and squares
+        self._corrections: dict[tuple[str, int, CellKey], tuple[float, float]] = {}  # by step; to total and squares
         self._closed_until = 0.0
 
     def add(self, seen: Observation) -> None:
@@ -70,16 +70,19 @@ class BlockFolder:
                 _add(cells, CellKey(metric, arm, stratum, tenant), value)
 
     def correct(self, order: RolloutOrder, arm: Arm, metric: Metric, tenant: str, before: float, after: float) -> None:
-        """A value that was counted is another one now. It is put right in the next block that has such a cell: a cell
-        that corrects and counts nothing would have no mean."""
+        """A value that was counted in this step is another one now. It is put right in the step's next block that has
+        such a cell: a cell that corrects and counts nothing would have no mean."""
         for key in (CellKey(metric, arm), CellKey(metric, arm, "", tenant)):
-            total, squares = self._corrections.get((order.id, key), (0.0, 0.0))
+            total, squares = self._corrections.get((order.id, order.step, key), (0.0, 0.0))
             changed = total + after - before, squares + after * after - before * before
-            self._corrections[order.id, key] = changed
+            self._corrections[order.id, order.step, key] = changed
 
     def close(self, now: float) -> list[Block]:
-        """The blocks that ended by now."""
+        """The blocks that ended by now. A wall clock that went back is gone on from until it has caught up, a block at
+        each call: or what is seen meanwhile would wait in one block for so long."""
         until = floor(now / BLOCK_S) * BLOCK_S
+        if until < self._closed_until:
+            until = self._closed_until + BLOCK_S
         closed = [self._block(key, self._open.pop(key), BLOCK_S) for key in sorted(self._open) if key[2] < until]
         if closed:
             for tenants in self._tenants.values():
@@ -92,11 +95,11 @@ class BlockFolder:
         keys = sorted(self._open)
         return [self._block(key, self._open.pop(key), min(BLOCK_S, max(0.0, now - key[2]))) for key in keys]
 
-    def keep(self, rollouts: Iterable[str]) -> None:
-        """Forgets what it knows of all other rollouts, but for blocks that are open."""
-        kept = set(rollouts)
-        self._tenants = {id: tenants for id, tenants in self._tenants.items() if id in kept}
-        self._corrections = {key: change for key, change in self._corrections.items() if key[0] in kept}
+    def keep(self, orders: Mapping[str, RolloutOrder]) -> None:
+        """Forgets what it knows of all other rollouts and steps, but for blocks that are open."""
+        steps = {(id, order.step) for id, order in orders.items()}
+        self._tenants = {id: tenants for id, tenants in self._tenants.items() if id in orders}
+        self._corrections = {key: change for key, change in self._corrections.items() if key[:2] in steps}
 
     def _cells(self, order: RolloutOrder, at: float) -> _Cells:
         """A block that was closed is not opened again, even by a wall clock that went back."""
@@ -112,7 +115,7 @@ class BlockFolder:
     def _block(self, key: _BlockKey, cells: _Cells, seconds: float) -> Block:
         rollout, step, at = key
         for cell_key, cell in cells.items():
-            total, squares = self._corrections.pop((rollout, cell_key), (0.0, 0.0))
+            total, squares = self._corrections.pop((rollout, step, cell_key), (0.0, 0.0))
             cell.total += total
             cell.squares += squares
         return Block(rollout, step, self._gateway, at, seconds, list(cells.items()))

@@ -66,7 +66,11 @@ class FollowedRollout:
         return self._new.target(self.new_version, bucket)
 
     def stays(self, tenant: Tenant) -> bool:
-        """Whether the old version answers this tenant as long as the rollout is on."""
+        """Whether the old version answers this tenant until the new one is everybody's."""
+        return self.opted_out(tenant) and not self.order.is_held
+
+    def opted_out(self, tenant: Tenant) -> bool:
+        """Its requests are no fair sample of either version's, and none of them is copied."""
         return tenant.stays or tenant.id in self.order.staying
 
     def is_copied(self, bucket: float) -> bool:

@@ -10,13 +10,14 @@ MAX_REMEMBERED = 100_000
 
 
 class _Remembered:
-    __slots__ = ("arm", "rollout", "tenant", "value")
+    __slots__ = ("arm", "counted_in", "rollout", "tenant", "value")
 
     def __init__(self, rollout: str, arm: Arm, tenant: str) -> None:
         self.rollout = rollout
         self.arm = arm
         self.tenant = tenant
         self.value: float | None = None  # of the last word on it; None: nobody said anything
+        self.counted_in: int | None = None  # step of the rollout
 
 
 class Complaint(NamedTuple):
@@ -25,6 +26,7 @@ class Complaint(NamedTuple):
     tenant: str
     value: float  # 0 good, up to 1 bad
     before: float | None  # what it was taken for until now; None: this is the first word
+    counted_in: int | None = None  # the step whose blocks have that; None: none
 
 
 class AnswerMemory:
@@ -49,4 +51,9 @@ class AnswerMemory:
         if value == before:
             return None
         found.value = value
-        return Complaint(found.rollout, found.arm, tenant, value, before)
+        return Complaint(found.rollout, found.arm, tenant, value, before, found.counted_in)
+
+    def count(self, request_id: str, step: int) -> None:
+        """Remembers the step in which the first word on an answer was counted."""
+        if (found := self._answers.get(request_id)) is not None:
+            found.counted_in = step

@@ -33,8 +33,8 @@ _MAX_BODY_BYTES = 128 << 10  # of a request whose answer is checked or compared
 
 
 def observed(rollout: FollowedRollout, tenant: Tenant, bucket: float, body: bytes) -> ObservedRequest | None:
-    """None: the tenant stays with the old version, so what it asks is no fair sample of either's requests."""
-    if rollout.stays(tenant):
+    """None: it is not measured, or the tenant opted out."""
+    if not rollout.order.is_measured or rollout.opted_out(tenant):
         return None
     is_short = len(body) <= _MAX_BODY_BYTES
     is_checked = is_short and any(key in body for key in _CHECKABLE)

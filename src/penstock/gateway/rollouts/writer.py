@@ -2,7 +2,8 @@
 
 The event loop appends to a list, and once a block hands it over. While the store does not answer, blocks of one step
 become one, so that an outage costs resolution and not numbers. A block that was tried is tried again as it is: the
-store may have it already.
+store may have it already. What the store refuses is given up, and counted: it is in the way of nothing that comes after
+it, and no word of a user stands before blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -21,7 +23,7 @@ from penstock.gateway.rollouts.folding import BlockFolder, merged
 from penstock.gateway.rollouts.memory import AnswerMemory
 from penstock.gateway.rollouts.observation import Observation
 from penstock.http.clock import Timer, TimerClock
-from penstock.observe.background import Worker, outliving
+from penstock.observe.background import Worker, count_error, outliving
 
 log = logging.getLogger(__name__)
 
@@ -184,12 +186,11 @@ class RolloutWriter:
             if seen.request_id:
                 self._memory.add(seen.request_id, seen.order.id, seen.arm, seen.tenant)
             self._folder.add(seen)
-        is_up = self._try(self._write_said) and self._try(lambda: self._hear(taken))
-        self._folder.keep(taken.orders)
         self._waiting.extend(self._folder.close(taken.wall_s))
-        if is_up and self._try(self._write):
+        self._folder.keep(taken.orders)
+        if self._try(self._write) and self._try(self._write_said) and self._try(lambda: self._hear(taken)):
             self._is_silent = False
-        elif len(self._waiting) > 1:
+        if len(self._waiting) > 1:
             self._waiting = deque(merged(self._waiting))
         while len(self._waiting) > MAX_WAITING:  # so many steps of so many rollouts
             self._waiting.popleft()
@@ -209,15 +210,31 @@ class RolloutWriter:
         while self._tried or self._waiting:
             if not self._tried:
                 self._tried = [self._waiting.popleft() for _ in range(min(_MAX_TRIED, len(self._waiting)))]
-            self._book.write_blocks(self._tried)
+            if not self._is_taken(lambda: self._book.write_blocks(self._tried)):
+                while self._tried:  # one of them: the others are written
+                    self.lost.blocks += not self._is_taken(lambda: self._book.write_blocks(self._tried[:1]))
+                    del self._tried[0]
             self._tried = []
 
     def _write_said(self) -> None:
         while self._said:
             one = self._said[0]
-            self._book.add_feedback(one.tenant, one.request_id, one.score, one.comment)
+            add = partial(self._book.add_feedback, one.tenant, one.request_id, one.score, one.comment)
+            self.lost.feedback += not self._is_taken(add)
             self._said.popleft()
             self._num_said -= 1
+
+    @staticmethod
+    def _is_taken(write: Callable[[], object]) -> bool:
+        """False: the store refuses it, and would the next time. Raises StoreUnavailable."""
+        try:
+            write()
+            return True
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            count_error(_NAME, error)
+            return False
 
     def _hear(self, taken: _Taken) -> None:
         """What users said to any gateway of answers that this one gave."""
@@ -235,15 +252,16 @@ class RolloutWriter:
                 if complaint.before is None:
                     values = ((Metric.COMPLAINTS, complaint.value),)
                     self._folder.add(Observation(order, complaint.arm, taken.wall_s, one.tenant, values))
-                else:
+                    self._memory.count(one.request_id, order.step)
+                elif complaint.counted_in == order.step:  # what was counted in a step that is over stays
                     before, after = complaint.before, complaint.value
                     self._folder.correct(order, complaint.arm, Metric.COMPLAINTS, one.tenant, before, after)
             self._heard = found[-1].number
 
     def _end(self) -> None:
         self._waiting.extend(self._folder.close_all(self._wall()))
-        self._try(self._write_said)
         self._try(self._write)
+        self._try(self._write_said)
         if left := len(self._tried) + len(self._waiting):
             self.lost.blocks += left
             log.error("%d blocks of what this gateway measured of rollouts were not written", left)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.core.errors import StoreUnavailable
 from penstock.observe.background import count_error
 from penstock.tenancy.routes import Declared
 
@@ -62,7 +61,7 @@ class VersionDeclarer:
                 file, self._file = self._file, []
                 try:
                     self._adopt(await asyncio.to_thread(self._tell, file, self._found))
-                except StoreUnavailable as error:
+                except Exception as error:  # whatever it is, the store is still to hear of them
                     count_error("version declarer", error)
                     self._file, self._is_due = self._file or file, True
                     await asyncio.sleep(self._again_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
 
 from penstock.gateway.replicas.replica import Replica
@@ -37,6 +37,11 @@ class Pools(Mapping[str, Pool], Subscriber):
 
     def replica_removed(self, replica: Replica) -> None:
         self[replica.model].replica_removed(replica)
+
+    def num_ready(self, names: Collection[str]) -> int:
+        """Replicas of these pools, on any thread: no pool is made by asking."""
+        found = (self._pools.get(name) for name in names)
+        return sum(pool.num_ready for pool in found if pool is not None)
 
     def keep(self, names: set[str]) -> None:
         """Forgets the pools that no route leads to any more and that have no replicas."""

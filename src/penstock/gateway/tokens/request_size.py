@@ -221,8 +221,8 @@ class Size:
         return len(self._body) >= _NAMED_BYTES and pool.num_holders > 1 and tokens.num_counting < _MAX_NAMING
 
     def name(self, view: RequestView, tenant: str, adapter: str, then: Callable[[PenstockError | None], None]) -> bool:
-        """Whether it is named: its blocks are remembered, or are of bytes. Else `then` is called back, from the event
-        loop. `tenant`: its namespace."""
+        """Returns whether it is named: its blocks are remembered, or are of bytes. Else `then` is called back, from the
+        event loop. `tenant`: its namespace."""
         prompt_tokenizer = self.pool.tokens.prompt_tokenizer
         if prompt_tokenizer is None:
             self.hashes = byte_names(view, f"{tenant}\0{adapter}" if adapter else tenant)

@@ -66,7 +66,7 @@ class Entry:
             return None
 
     def publish(self) -> None:
-        """What was fetched, at its place, whole or not at all, also after a power cut."""
+        """Moves what was fetched to its place, whole or not at all, also after a power cut."""
         sync_all(self.partial)
         make_private(self.directory.parent)
         self._drop(self.directory)
@@ -81,7 +81,7 @@ class Entry:
             self.directory.rename(self.partial)
 
     def remove(self) -> None:
-        """By whoever has claimed it. The file `use` stays, since processes may be waiting at it."""
+        """Deletes the entry, claimed by the caller. The file `use` stays, since processes may be waiting at it."""
         self._drop(self.directory)
         self._drop(self.partial)
 
@@ -101,7 +101,7 @@ class Entry:
 
 
 def empty_trash(models: Path) -> None:
-    """What killed processes did not get to delete."""
+    """Deletes what killed processes did not get to delete."""
     trash = models / ".trash"
     for gone in trash.iterdir() if trash.is_dir() else ():
         shutil.rmtree(gone, ignore_errors=True)

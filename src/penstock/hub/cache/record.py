@@ -65,9 +65,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         publish(partial, directory / RECORD)
 
 
+_record_decoder = msgspec.json.Decoder(Record)
+
+
 def read_record(directory: Path) -> Record | None:
     try:
-        return msgspec.json.decode((directory / RECORD).read_bytes(), type=Record)
+        return _record_decoder.decode((directory / RECORD).read_bytes())
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
         return None
 

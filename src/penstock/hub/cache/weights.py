@@ -28,7 +28,7 @@ Reserve = Callable[[Record, int], None]  # what will be kept, and bytes besides 
 
 
 class Source(Protocol):
-    """Where a model comes from: a package index, the Hugging Face Hub, a URL."""
+    """Origin of a model: a package index, the Hugging Face Hub, a URL."""
 
     @property
     def spec(self) -> str: ...
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Its directory in the cache."""
 
     def unrecorded(self, directory: Path) -> Record | None:
-        """What a version of penstock that kept no records left there, if it is whole."""
+        """Record of what a version of penstock that kept no records left there, if it is whole."""
 
     def fetch(self, directory: Path, reserve: Reserve, progress: Progress) -> Record:
         """All files into the directory, of which some may be there already. Calls `reserve` when it knows how much
@@ -57,7 +57,7 @@ class WeightsCache:
         self._entry(source).hold()
 
     def ensure(self, source: Source, progress: Progress = silent) -> Path:
-        """What is to be opened of the model, fetched unless it is there."""
+        """Path to open for the model, which is fetched unless it is there."""
         entry = self._entry(source)
         record = self._record(source)
         if record is None:
@@ -122,7 +122,7 @@ class WeightsCache:
         return Entry(self._models, source.place)
 
     def _record(self, source: Source) -> Record | None:
-        """Of a model that is whole."""
+        """Record of a model that is whole; else None."""
         directory = self._entry(source).directory
         if (record := read_record(directory)) is None:
             if (found := source.unrecorded(directory)) is None:

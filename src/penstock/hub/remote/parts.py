@@ -74,6 +74,9 @@ class _Version(msgspec.Struct, frozen=True):
     part_bytes: int
 
 
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
 class PartialFile:
     """A file of which some parts are there. Threads write parts of it at once."""
 
@@ -140,7 +143,7 @@ class PartialFile:
         """Parts that are on the disk, of this version of the file."""
         try:
             head, *lines = self._journal_path.read_bytes().split(b"\n")[:-1]  # a line that was cut off has no end
-            if msgspec.json.decode(head, type=_Version) != self._version:
+            if _version_decoder.decode(head) != self._version:
                 return set()
             if self._data_path.stat().st_size != self.file.num_bytes:
                 return set()
@@ -253,7 +256,7 @@ class PartsFetch:
 
 
 def version_of(response: httpx2.Response) -> str:
-    """What changes when the file does, as far as the server tells."""
+    """Tag that changes when the file does, as far as the server tells."""
     return str(response.headers.get("etag") or response.headers.get("last-modified") or "")
 
 

@@ -196,7 +196,7 @@ def default_name(spec: str) -> str:
 
 
 def shown(url: str) -> str:
-    """As it may be told: queries may hold secrets."""
+    """URL without its query and fragment, for messages: queries may hold secrets."""
     return url.partition("#")[0].partition("?")[0]
 
 

@@ -87,7 +87,7 @@ class WebSource(RemoteSource):
 
 
 def _told(response: httpx2.Response, name: str, url: str) -> RemoteFile:
-    """What the server tells of a file."""
+    """Description of a file from the server's answer. Raises TryAgain, or ModelUnsupported if its size is not told."""
     if response.status_code in PASSING:
         raise TryAgain(f"the server answers {response.status_code}")
     ranged = _TOTAL.fullmatch(response.headers.get("content-range", ""))

@@ -1,5 +1,5 @@
-"""EXAONE 4: norms behind attention and MLP as in OLMo 2, and of each head of q and k. In the larger one three of four
-layers see a window, and those that see all are not rotated."""
+"""EXAONE 4: norms behind attention and MLP as in OLMo 2, and of each head of q and k. Three of four layers see a window
+in the larger one, and those that see all are not rotated."""
 
 from __future__ import annotations
 

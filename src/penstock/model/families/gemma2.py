@@ -1,5 +1,5 @@
 """Gemma 2: what attention and MLP give is normed before it is added, every other layer sees a window, scores and logits
-are capped. What is counted, scaled and capped how, `ModelConfig` says."""
+are capped. `ModelConfig` says what is counted, scaled and capped how."""
 
 from __future__ import annotations
 

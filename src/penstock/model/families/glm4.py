@@ -1,5 +1,5 @@
-"""GLM-4 (dense): half of each head is rotated, by neighbours; gate and up are one tensor. Since GLM-4-0414 what
-attention and MLP give is normed before it is added, as in Gemma 2."""
+"""GLM-4 (dense): half of each head is rotated, by neighbours; gate and up are one tensor. The outputs of attention and
+MLP are normed before they are added since GLM-4-0414, as in Gemma 2."""
 
 from __future__ import annotations
 

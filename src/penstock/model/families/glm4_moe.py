@@ -1,5 +1,5 @@
-"""GLM-4.5 to 4.7: a DeepSeek's experts under a plain attention, half of whose heads' dimensions are rotated. In the
-larger ones queries and keys are normed."""
+"""GLM-4.5 to 4.7: a DeepSeek's experts under a plain attention, half of whose heads' dimensions are rotated. The larger
+ones norm queries and keys."""
 
 from __future__ import annotations
 

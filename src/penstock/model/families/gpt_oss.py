@@ -1,5 +1,5 @@
 """gpt-oss: every other layer sees a window, each head has an attention sink, experts have biases and a clamped SwiGLU.
-What is counted and clamped how, `ModelConfig` says."""
+`ModelConfig` says what is counted and clamped how."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Granite 3 and 4: a Llama, or a Mixtral, that scales embeddings, scores, logits and what each layer adds, as
-`ModelConfig` says; in mixtures there may be an expert that all tokens pass. Without its Mamba layers."""
+`ModelConfig` says; in mixtures there may be an expert that all tokens pass. Its Mamba layers are not built."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """OLMo 2 and 3: attention and MLP are given the stream as it is, and what they give is normed before it is added;
-queries and keys are normed over all heads. In OLMo 3 three of four layers see a window, and their rotation is not
+queries and keys are normed over all heads. Three of four layers of OLMo 3 see a window, and their rotation is not
 stretched."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class KVShape:
 
 
 class Zeros(Protocol):
-    """As `torch.zeros` is called for a KV cache."""
+    """Allocator of a KV cache, called as `torch.zeros`."""
 
     def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
@@ -160,7 +160,7 @@ class Scaled:
 
 @dataclass
 class Stream:
-    """The residual stream of a step. What was last added to it may still be pending, for the next norm to add."""
+    """The residual stream of a step. The last addition may still be pending, for the next norm to add."""
 
     residual: Tensor  # [tokens, hidden]
     pending: Tensor | Scaled | None = None
@@ -206,7 +206,7 @@ class LayerParts:
 class Layer(Protocol):
     @property
     def parts(self) -> LayerParts | None:
-        """What it is made of, if it is a plain decoder layer and no more: operations may run such layers their way."""
+        """Parts of a plain decoder layer; None: it is more than that. Operations may run plain layers their way."""
 
     def __call__(self, stream: Stream, kv: LayerKV, batch: Batch) -> None:
         """Adds to the stream."""
@@ -252,8 +252,8 @@ class Ops(Protocol):
     kv_dtype: torch.dtype
 
     def linear(self, weight: Weight, bias: Tensor | None = None, *, precise: bool = True) -> Linear:
-        """Pack a [out, in] weight for this device. What is quantized stays so if there are kernels for its format. The
-        caller drops its own copy. Where kernels round activations for its format they do so less if it is `precise`."""
+        """Pack a [out, in] weight for this device. A quantized one stays so if there are kernels for its format. The
+        caller drops its own copy. Kernels that round activations for its format do so less if it is `precise`."""
 
     def head(self, table: Weight) -> Linear:
         """The product with a [vocab, hidden] table."""
@@ -291,11 +291,11 @@ class Ops(Protocol):
         """Each row's best experts by a router's logits [tokens, experts], and their weights: [tokens, per_token] both.
         Weights are shares of the chosen ones among themselves if `normalized`, else of all.
 
-        `experts`: who was chosen is counted there, and looked up where this rank has some of them: ids are its slots
-        then, or -1, with no weight. Of an expert with copies, a token has the one at its id and position modulo their
-        number: all ranks agree on it, whatever else is in the batch, and sequences of one length differ. `batch`: of
-        these tokens, for that; rows that pad a captured step are not counted. `choose`: how experts are chosen of all,
-        where that is not by the largest logits; `normalized` is its affair then."""
+        `experts`: chosen ones are counted there, and looked up where this rank has some of them: ids are its slots
+        then, or -1, with no weight. A token has the copy of an expert at its id and position modulo their number: all
+        ranks agree on it, whatever else is in the batch, and sequences of one length differ. `batch`: of these tokens,
+        for that; rows that pad a captured step are not counted. `choose`: how experts are chosen of all, where that is
+        not by the largest logits; `normalized` is its affair then."""
 
     def add_shared(self, found: Tensor, made: Tensor, logits: Tensor) -> Tensor:
         """found + sigmoid(logits) * made: what a token's own experts found, and what one made that all tokens pass.
@@ -338,7 +338,7 @@ class Ops(Protocol):
         qkv is [tokens, (num_heads + 2 * num_kv_heads) * head_dim], q first, then k, then v.
         Returns [tokens, num_heads * head_dim].
 
-        Where values are a part of keys (`spec.value_dim`) there is no v, and rows of heads are as wide as values.
+        There is no v where values are a part of keys (`spec.value_dim`), and rows of heads are as wide as values.
         """
 
     def gate(self, x: Tensor, gates: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Compiles the C kernels for this machine, once, and keeps the result.
 
-It knows compilers, flags and files; not what the kernels compute. The library is named by everything that went into
-it, so a changed source, compiler or processor makes another one. Of several processes that start together one builds
-and the others wait for it.
+It knows compilers, flags and files; not what the kernels compute. The library is named by everything that went into it,
+so a changed source, compiler or processor makes another one. If several processes start together, one builds and the
+others wait for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPILE_TIMEOUT_S = 600  # a few seconds of work, on a machine that may have bet
 
 
 class KernelsUnavailable(Exception):
-    """There are no native kernels here; the message says why. Whoever asked uses the torch reference instead."""
+    """There are no native kernels here; the message says why. The caller uses the torch reference instead."""
 
 
 def build_kernels() -> Path:
@@ -58,7 +58,7 @@ def build_kernels() -> Path:
 
 
 def _close_to_others(library: Path) -> None:
-    """Where the directory is ours, which an earlier version left open: nobody can tell who wrote the library."""
+    """Closes a directory of ours that an earlier version left open; nobody can tell who wrote the library: it goes."""
     with contextlib.suppress(OSError):
         library.parent.chmod(DIRECTORY_MODE)
         library.unlink()

@@ -1,7 +1,7 @@
 """The gated delta rule (Gated DeltaNet, arXiv:2412.06464) in plain torch, over recurrent states of many sequences.
 
-A head's state S [key_dim, value_dim] is a memory of values by keys. At each token it forgets a share of all it holds,
-and what it answers to the token's key moves a share of the way to the token's value:
+A head's state S [key_dim, value_dim] is a memory of values by keys. It forgets a share of all it holds at each token,
+and its answer to the token's key moves a share of the way to the token's value:
 
     S = exp(g) S;   S = S + beta k (v - S^T k)^T;   o = S^T q
 

@@ -1,6 +1,6 @@
-"""A mixture of experts in plain torch: who is chosen, and each expert once a step on its own rows.
+"""A mixture of experts in plain torch: the router's choice, and each expert once a step on its own rows.
 
-The host asks whose they are, and waits to be told. Where it must not wait, see `triton.experts`.
+The host asks whose they are, and waits to be told. Code that must not wait is in `triton.experts`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ELSEWHERE = -1  # in place of an expert that another rank has
 
 @dataclass(frozen=True)
 class ExpertMap:
-    """The experts of a layer as a rank looks them up, and how many tokens each was given. On the device: a captured
-    graph reads and writes it, and it is changed in place."""
+    """The experts of a layer as a rank looks them up, and how many tokens each was given. It is on the device: a
+    captured graph reads and writes it, and it is changed in place."""
 
     counts: Tensor  # [experts, copies] int64: tokens that were given to each copy, on whichever rank; it only grows
     # [experts, 1 + copies] int32: how many copies there are, and of each its slot here, or that it is elsewhere. None:

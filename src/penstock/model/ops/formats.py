@@ -1,9 +1,9 @@
-"""Which number format this processor runs fastest: measured once, in a child process, and remembered.
+"""Choice of the number format that this processor runs fastest: measured once, in a child process, and remembered.
 
-Measured, because the flags do not tell: bfloat16 products halve the time on one processor and double it on another.
-In a child, because an instruction that the flags promise may still trap and kill whoever tries it. What is timed are
-the linear layers of a small model, at the batch sizes that serving meets; the verdict is kept with everything it
-depends on in its name.
+It is measured, because the flags do not tell: bfloat16 products halve the time on one processor and double it on
+another. A child does it, because an instruction that the flags promise may still trap and kill the process that tries
+it. It times the linear layers of a small model, at the batch sizes that serving meets; the verdict is kept with
+everything it depends on in its name.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 
 from penstock.core.cores import usable_cores
+from penstock.core.crash_stacks import write_stacks_on_crash
 from penstock.core.private_files import make_private
 from penstock.hub.home import penstock_home
 from penstock.model.ops import Linear, Ops
@@ -35,7 +36,7 @@ from penstock.model.quantized.grouped import GroupedWeight
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
-# How much each batch size counts: one stream, a few, many, and a prompt. They multiply the logarithms of the times, so
+# Weight of each batch size: one stream, a few, many, and a prompt. They multiply the logarithms of the times, so
 # a format that is twice as fast at one size and half as fast at another of the same weight gains nothing.
 BATCH_WEIGHTS = {1: 0.3, 8: 0.3, 32: 0.2, 128: 0.2}
 # Candidates come from the most exact to the least; a less exact one must be this much faster to be chosen.
@@ -91,7 +92,7 @@ def choose_format(
 ) -> Format:
     """The fastest format of this dtype on this machine, or of all for "auto".
 
-    Quantized weights are kept as they are where one asks for it and it is faster (never for "float32"). Those of the
+    Quantized weights are kept as they are where one asks for it and it is faster (never for "float32"). Weights of the
     bits in `keep` are kept in any case: KernelsUnavailable if they cannot be.
     """
     reason, library = _find_kernels()
@@ -128,7 +129,7 @@ def _find_kernels() -> tuple[str | None, Path | None]:
 
 
 def _measured(candidates: Sequence[Format], threads: int, library: Path | None) -> list[Format]:
-    """Those of the candidates that run here, with their timings; from the file that an earlier run left, if any."""
+    """Candidates that run here, with their timings; from the file that an earlier run left, if any."""
     asked = (*candidates, BATCH_WEIGHTS, PROBE_SHAPES, PROBE_LAYERS)
     key = "\0".join((cpu_identity(), torch.__version__, str(library and library.stem), str(threads), repr(asked)))
     verdict = penstock_home() / "formats" / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
@@ -184,7 +185,7 @@ def measure(candidate: Format, threads: int) -> dict[str, float]:
 
 
 def random_linear(ops: Ops, shape: tuple[int, int], bits: int) -> Linear:
-    """Of so many bits; 16 is whatever the operations widen weights to."""
+    """Linear of random weights of so many bits; 16 is whatever the operations widen weights to."""
     if bits == 16:
         return ops.linear(torch.randn(shape))
     assert isinstance(ops, NativeOps), "no others keep such weights"
@@ -195,8 +196,8 @@ def random_linear(ops: Ops, shape: tuple[int, int], bits: int) -> Linear:
 
 
 def _best_layer_s(layers: Sequence[Sequence[Linear]], m: int, dtype: torch.dtype) -> float:
-    """Of the best one. Each is met again only after all others, so it comes from memory; and it is short enough that
-    some are not interrupted by whoever else uses the machine."""
+    """Seconds of the fastest run of a layer. Each is met again only after all others, so it comes from memory; and it
+    is short enough that some are not interrupted by other processes of the machine."""
     inputs = [torch.randn(m, k).to(dtype) for _, k in PROBE_SHAPES]
     best, started = math.inf, time.perf_counter()
     while best == math.inf or time.perf_counter() - started < PROBE_SECONDS:
@@ -217,4 +218,5 @@ def _child_main(threads: int, candidates: list[Format]) -> None:
 
 
 if __name__ == "__main__":
+    write_stacks_on_crash()
     _child_main(int(sys.argv[1]), [Format(**fields) for fields in json.loads(sys.argv[2])])

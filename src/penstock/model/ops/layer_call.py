@@ -12,7 +12,7 @@ from penstock.model.ops.library import pointer
 
 
 class LayerCall:
-    """What C must know of a layer; filled in when the layer first attends."""
+    """Description of a layer for C; filled in when the layer first attends."""
 
     def __init__(self, arithmetic: int, keys: Tensor, values: Tensor | None, shape: KVShape) -> None:
         self.struct = c.Layer(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.model.ops.build import KernelsUnavailable, build_kernels
 
-# How weights and the cache are stored, and multiplied: in the order of `arithmetic_at` in product.c.
+# Formats in which weights and the cache are stored, and multiplied: in the order of `arithmetic_at` in product.c.
 ARITHMETICS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,  # widened to float32 as they are read

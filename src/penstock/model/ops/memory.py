@@ -25,7 +25,7 @@ _POPULATE_WRITE = 23  # of Linux 5.14 and later; Python has no name for it
 
 def pages(num_bytes: int, *, huge: bool = False) -> Tensor:
     """Zeroed bytes that cost memory only once they are touched. Not huge for what is touched while requests wait: the
-    system may first have to move others' pages to make room for a whole one. But `settle` may make them so."""
+    system may first have to move others' pages to make room for a whole one. `settle` may make them so later."""
     slack = HUGE_PAGE if huge or num_bytes >= HUGE_PAGE else 0
     mapped = mmap.mmap(-1, max(num_bytes, 1) + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping alive, and so does every part of it

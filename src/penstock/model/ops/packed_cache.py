@@ -62,6 +62,9 @@ class _Header(msgspec.Struct, frozen=True):
     entries: dict[str, _Entry]
 
 
+_header_decoder = msgspec.json.Decoder(_Header)
+
+
 class PackedCache:
     """The packed weights of one model by name."""
 
@@ -176,7 +179,7 @@ def _read(path: Path, key: str) -> tuple[dict[str, _Entry], Tensor] | None:
             size = int.from_bytes(head[len(_MAGIC) :], "little")
             if head[: len(_MAGIC)] != _MAGIC or size > path.stat().st_size:
                 raise ValueError("it does not begin as such a file does")
-            header = msgspec.json.decode(file.read(size), type=_Header)
+            header = _header_decoder.decode(file.read(size))
             if header.key != key:
                 raise ValueError("it is of something else")
             data = pages(header.num_bytes, huge=True)
@@ -232,7 +235,7 @@ def _pieces(num_bytes: int) -> Iterator[range]:
 
 
 def _sums(parts: list[tuple[int, Tensor]], num_bytes: int) -> list[int]:
-    """As readers will find them, by 64-bit words that wrap; between the parts there are zeros."""
+    """Sums as readers will find them, by 64-bit words that wrap; between the parts there are zeros."""
     found = []
     for piece in _pieces(num_bytes):
         total = 0

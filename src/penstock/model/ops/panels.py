@@ -33,7 +33,7 @@ _LARGEST_HALF = 2.0**15  # as large as scales may become: the bits below are for
 
 
 class Kernels(Protocol):
-    """What packing needs of the operations, and a packed weight keeps alive."""
+    """Resources of the operations that packing needs, and that a packed weight keeps alive."""
 
     library: ctypes.CDLL
     pool: int
@@ -136,7 +136,7 @@ class _Codes:
         return self.scales.shape[1] > 1 and self.group_size % GROUP != 0
 
     def as_fine(self) -> _Codes:
-        """As those of small groups are stored: in 8 bits, with minimums."""
+        """Codes as those of small groups are stored: in 8 bits, with minimums."""
         minimums = self.minimums if self.minimums is not None else -self.scales * (1 << (self.bits - 1))
         return replace(self, bits=8, minimums=minimums)
 

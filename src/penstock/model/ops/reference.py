@@ -273,7 +273,7 @@ def attend(
 def attend_part(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float | None, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """With the log-sum-exp of scores [sequences, heads, queries]. A query may see nothing: zeros, and -inf."""
+    """Attention and the log-sum-exp of scores [sequences, heads, queries]. A query may see nothing: zeros, and -inf."""
     scores, v = _scores(q, k, v, mask, scale, cap, sinks)
     return _weights(scores, k).nan_to_num(0.0).to(q.dtype) @ v, scores.logsumexp(dim=-1)
 
@@ -301,7 +301,7 @@ def _scores(
 def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Keys or values as the cache keeps them: in 8 bits divided by the scale, and no larger than they can be.
 
-    In int8 each head of each token has a scale of its own, behind its integers, by which its largest is 127.
+    Each head of each token has a scale of its own in int8, behind its integers, by which its largest is 127.
     """
     if dtype.itemsize > 1:
         return x
@@ -314,7 +314,7 @@ def as_stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def as_read(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is in the cache, but for the scale of a whole layer."""
+    """Keys or values as read from the cache, but for the scale of a whole layer."""
     if stored.dtype is not torch.int8:
         return stored.to(dtype)
     integers, scales = stored.split_with_sizes([stored.shape[-1] - SCALE.itemsize, SCALE.itemsize], dim=-1)
@@ -322,7 +322,7 @@ def as_read(stored: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class BatchLayout:
-    """Where one batch's tokens live in the cache, and which of its sequences can be attended together."""
+    """Places of one batch's tokens in the cache, and its sequences that can be attended together."""
 
     def __init__(self, batch: Batch, block_size: int, tokens: TokenSplit) -> None:
         self.batch = batch
@@ -364,7 +364,7 @@ class Group:
         return cls(rows, positions, block_size, tokens, blocks, num_blocks * block_size, masks={})
 
     def mask(self, window: int | None, *, in_chunks: bool = False) -> Tensor:
-        """What each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
+        """Mask of what each query sees, [sequences, 1, queries, context]. The padding of a context is its future."""
         if (window, in_chunks) not in self.masks:
             ends, keys = self.positions.unsqueeze(2) + 1, torch.arange(self.context_len, device=self.rows.device)
             seen = keys < self.tokens.kept(ends, self.block_size)

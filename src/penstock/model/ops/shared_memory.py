@@ -75,7 +75,7 @@ class SharedMemoryRanks:
 
     @property
     def communication_s(self) -> float:
-        """In collectives so far, waits for the other ranks included."""
+        """Seconds spent in collectives so far, waits for the other ranks included."""
         return float(self.struct.spent_ns) / 1e9
 
     def give_up(self, rank: int) -> None:

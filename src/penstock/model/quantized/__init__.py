@@ -1,8 +1,7 @@
 """Weights as they are kept small in memory, one file per format. A linear layer knows its format; nothing else does.
 
 A format is a frozen dataclass of tensors behind `QuantizedWeight`. Operations that multiply it as it is look for its
-class; all others take what it stands for (`plain`). How weights become small is `quant`'s affair, how files pack them
-the hub's.
+class; all others take what it stands for (`plain`). `quant` makes weights small, and the hub knows how files pack them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Weight = Tensor | QuantizedWeight
 
 
 def plain(weight: Weight) -> Tensor:
-    """For operations that do not know the format."""
+    """Dense form of a weight, for operations that do not know its format."""
     return weight if isinstance(weight, Tensor) else weight.dequantized()
 
 

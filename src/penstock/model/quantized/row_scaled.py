@@ -1,4 +1,4 @@
-"""What weights with a scale per output have in common, whatever their values are."""
+"""Base of weights with a scale per output, whatever their values are."""
 
 from __future__ import annotations
 

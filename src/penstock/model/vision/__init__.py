@@ -1,6 +1,6 @@
 """Encoders of images, in plain torch: pixels in, embeddings for a decoder out. Every rank of a model has all of it.
 
-All images of a step are encoded in one run. On a CPU numbers are float32 whatever the decoder's are, as the native
+All images of a step are encoded in one run. Numbers on a CPU are float32 whatever the decoder's are, as the native
 operations have their activations; on a GPU they are the decoder's.
 """
 

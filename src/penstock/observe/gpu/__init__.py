@@ -1,1 +1,1 @@
-"""How GPUs are: readings of NVML or dcgm-exporter behind one seam, and what they mean. No GPU is fine too."""
+"""The health of GPUs: readings of NVML or dcgm-exporter behind one seam, and what they mean. No GPU is fine too."""

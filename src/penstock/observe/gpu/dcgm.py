@@ -64,7 +64,7 @@ class DcgmSource:
         )
 
     def _new_xids(self, uuid: str, last: int) -> tuple[int, ...]:
-        """Only the last error is told, and it stays there: what is there at first is old."""
+        """Returns the new errors. Only the last one is told, and it stays there: what is there at first is old."""
         known = self._last_xids.get(uuid, last)
         self._last_xids[uuid] = last
         return (last,) if last != known and last > 0 else ()

@@ -1,4 +1,4 @@
-"""Which errors of a GPU mean that it must get no new work, and why. Readings in, a reason out; no clock, no I/O.
+"""Errors of a GPU that mean that it must get no new work, and why. Readings in, a reason out; no clock, no I/O.
 
 A replica stays out of work once its GPU had such an error: only a fresh process, and often a reset of the GPU, makes
 sure that what it computes is right. All other errors are counted and told, and the process that caused one dies of it.
@@ -27,14 +27,14 @@ FATAL_XIDS = {
 
 
 class DeviceFaults:
-    """Of one process' life: what a device counted before is not held against it."""
+    """The faults in one process' life: what a device counted before is not held against it."""
 
     def __init__(self) -> None:
         self._uncorrected: dict[str, int] = {}  # when it was first seen
         self.found: dict[str, str] = {}  # device -> why; the first reason stays
 
     def take(self, reading: DeviceReading) -> str | None:
-        """What is wrong with the device, if anything is or ever was."""
+        """Returns what is wrong with the device, if anything is or ever was."""
         reason = self._reason(reading)
         if reason is not None:
             self.found.setdefault(reading.device, reason)

@@ -16,7 +16,7 @@ _MAX_EVENTS = 64  # of one reading; a GPU that fails for good may report without
 
 
 def open_nvml(uuids: Sequence[str] = ()) -> NvmlSource | None:
-    """Of these devices, or of all that this process may see; None: there is no NVML here."""
+    """Opens NVML for these devices, or for all that this process may see; None: there is no NVML here."""
     try:
         import pynvml  # optional, and of no use without its library
     except ImportError:
@@ -63,7 +63,7 @@ class NvmlSource:
         return events
 
     def _xids(self) -> dict[str, list[int]]:
-        """Since the last call, without waiting for any."""
+        """Returns the errors since the last call by device, without waiting for any."""
         nvml, found = self._nvml, dict[str, list[int]]()
         for _ in range(_MAX_EVENTS if self._events is not None else 0):
             try:

@@ -53,7 +53,7 @@ class Joined:
 
 
 def join(first: DeviceReading, second: DeviceReading) -> DeviceReading:
-    """What the first does not say is taken from the second; both may know errors."""
+    """Returns the first, with what it does not say taken from the second; both may know errors."""
     missing = {
         name: getattr(second, name)
         for name in first.__struct_fields__

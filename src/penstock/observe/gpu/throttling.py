@@ -1,4 +1,4 @@
-"""Why a GPU's clocks are lower than they could be: the bits of NVML's and DCGM's reasons, by name."""
+"""Reasons for lower clocks of a GPU than it could have: the bits of NVML's and DCGM's reasons, by name."""
 
 from __future__ import annotations
 

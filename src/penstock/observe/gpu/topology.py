@@ -83,7 +83,7 @@ def _free_bytes(nvml: Any | None, handle: Any | None) -> int | None:
 
 
 def _num_nvlinked(nvml: Any | None, handles: list[Any | None]) -> int | None:
-    """How many of the first are joined to each other; None: the driver does not tell."""
+    """Returns how many of the first are joined to each other; None: the driver does not tell."""
     if nvml is None or any(handle is None for handle in handles):
         return None
     count = 1

@@ -1,6 +1,6 @@
-"""What pushes: spans as requests end, metrics at an interval. Each has a thread of its own, and nobody waits for it.
+"""Exporters of spans as requests end, and of metrics at an interval. Each has its own thread, and nobody waits for it.
 
-What waits is bounded, and so is how long a message is tried again; beyond that it is lost, and counted.
+A queue is bounded, and so is how long a message is tried again; beyond that it is lost, and counted.
 """
 
 from __future__ import annotations

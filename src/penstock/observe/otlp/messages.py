@@ -43,7 +43,7 @@ def trace_request(who: Resource, spans: Iterable[Span]) -> bytes:
 
 
 def refused(answer: bytes) -> str:
-    """What a receiver says of spans that it did not take; empty: it took all."""
+    """Returns what a receiver says of spans that it did not take; empty: it took all."""
     said = ExportTraceServiceResponse.FromString(answer).partial_success
     return f"{said.rejected_spans} spans: {said.error_message}" if said.rejected_spans else ""
 

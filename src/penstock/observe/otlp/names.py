@@ -1,4 +1,4 @@
-"""What our metrics are called in OpenTelemetry: by its conventions for generative AI where those have a name, else by
+"""Names of our metrics in OpenTelemetry: by its conventions for generative AI where those have a name, else by
 ours with dots. The docs page is generated from this."""
 
 from __future__ import annotations

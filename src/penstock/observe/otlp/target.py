@@ -1,6 +1,6 @@
-"""Where to and as whom things are pushed: the settings, and OpenTelemetry's environment variables for the rest.
+"""The target of what is pushed, and its sender: the settings, and OpenTelemetry's environment variables for the rest.
 
-Pure: the environment is an argument. What cannot be meant is a ConfigError that names the variable.
+Pure: the environment is an argument. A value that cannot be meant is a ConfigError that names the variable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_TIMEOUT_S = 60.0
 
 
 class Target(NamedTuple):
-    """Of one kind of news."""
+    """The target of one kind of news."""
 
     url: str  # of http/protobuf the whole, of grpc the server's
     protocol: str
@@ -54,7 +54,7 @@ def telemetry(settings: TelemetrySettings, service: str, environment: Environmen
 
 def _target(signal: Signal, settings: TelemetrySettings, environment: Environment) -> Target | None:
     def find(name: str) -> str:
-        """That of this kind of news, or of all."""
+        """Returns the variable of this kind of news, or of all."""
         own = environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", "")
         return own or environment.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 
@@ -144,7 +144,7 @@ def _ratio(text: str) -> float:
 
 
 def _seconds(text: str, variable: str, default_s: float) -> float:
-    """Of a number of milliseconds."""
+    """Returns the seconds of a number of milliseconds."""
     if not text:
         return default_s
     if not text.isdecimal() or not int(text):

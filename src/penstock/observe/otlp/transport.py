@@ -1,7 +1,7 @@
-"""How a message gets to an OTLP receiver: over HTTP or over gRPC. One thread, one connection, one message at a time.
+"""Transport of messages to an OTLP receiver: over HTTP or over gRPC. One thread, one connection, one message at a time.
 
-What the receiver may take another time is a `Busy`, with how long it wants to be left alone; all else that goes wrong
-is an OSError. This module knows neither spans nor metrics.
+A message that the receiver may take another time is a `Busy`, with how long it wants to be left alone; all else that
+goes wrong is an OSError. This module knows neither spans nor metrics.
 """
 
 from __future__ import annotations

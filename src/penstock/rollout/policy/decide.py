@@ -3,7 +3,8 @@
     waiting    the new version's pool is not ready for the step; its shares are not in force yet
     watching   its shares are in force, its gates are looked at
     paused     shares stay; a gate that finds the new version worse aborts all the same, unless somebody set the shares
-    holding    all clients are at the new version; the old one's replicas are kept until `hold_until`
+    holding    all clients are at the new version; the old one's replicas are kept until `hold_until`. The last step's
+               gates go on being looked at: one that finds the new version worse takes the way back
     aborting   the shares from before are ordered, until they are seen in force
 
 No client is served by the new version before the shadow steps of the plan are passed, whatever is ordered, except that
@@ -84,6 +85,7 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
     do without the intervals of shares, as long as nothing happens."""
     if state.is_over:
         return Decision(state)
+    state = _with_clock(state, now)
     if state.phase is Phase.ABORTING:
         return _aborting(state, seen, now)
     if seen.order is not None and seen.order.id > state.last_order:
@@ -92,8 +94,8 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
             return decision
     if not seen.has_new:
         return _abort(state, now, f"{state.new} is no longer a version of {state.model}")
-    if state.phase is Phase.HOLDING:
-        return _holding(state, seen, now)
+    if state.phase is Phase.HOLDING and (decision := _taken_over(state, seen, now)) is not None:
+        return decision
     if seen.changed_by is not None and not state.hands_off:
         paused = replace(_paused(state, now), hands_off=True)
         reason = f"{seen.changed_by} changed the shares: they are left as they are until somebody resumes"
@@ -104,6 +106,7 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         paused = replace(_paused(state, now), hands_off=True)
         return _changed(paused, now, "paused", f"{state.old} is no longer a version of {state.model}")
     state = with_tenants(state, evidence)
+    state = _with_readiness(state, seen, now)
     gates = judge(state, evidence, with_intervals=with_intervals)
     if state.hands_off:  # whoever set the shares has the say
         return Decision(state, gates=gates)
@@ -111,18 +114,59 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         gates = judge(state, evidence)
         worse = [gate for gate in gates if gate.verdict is Verdict.WORSE]
         return _abort(state, now, _gates_reason(state, worse, f"back to {state.old}"), gates=gates)
-    if seen.new.ready == 0 and (state.watched_step.share or 0.0) > 0.0 and state.step_in_force is not None:
-        return _abort(state, now, f"{state.new} has no ready replica, and clients are sent to it", gates=gates)
+    if _is_unready_for_long(state, now):
+        return _abort(state, now, _unready_reason(state, now), gates=gates)
     if state.phase is Phase.WATCHING:
         return _watching(state, evidence, gates, now)
+    if state.phase is Phase.HOLDING:
+        return _holding(state, seen, gates, now)
     decision = _waiting(state, seen, now) if state.phase is Phase.WAITING else Decision(state)
     return replace(decision, gates=decision.gates or gates)
+
+
+def _with_clock(state: RolloutState, now: float) -> RolloutState:
+    """No moment that has passed is ahead, and none that is waited for is farther than it can be: wall clocks are set
+    back."""
+    if now >= state.since:
+        return state
+    unready_since = None if state.unready_since is None else min(state.unready_since, now)
+    return replace(
+        state,
+        since=now,
+        settle_until=min(state.settle_until, now + state.plan.settle_s),
+        hold_until=min(state.hold_until, now + state.plan.hold_s),
+        unready_since=unready_since,
+    )
+
+
+def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
+    """Takes down since when clients are sent to a new version without a ready replica. Nobody's knowledge is no such
+    time; nor is one in which the old version has none either: nothing would be won by going back."""
+    has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
+    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state))
+    if is_unready is (state.unready_since is not None):
+        return state
+    return replace(state, unready_since=now if is_unready else None)
+
+
+def _is_parked(state: RolloutState) -> bool:
+    """Whether the old version's replicas may be asleep, and are woken for the way back."""
+    return state.phase is Phase.HOLDING and state.plan.on_promote == "park"
+
+
+def _is_unready_for_long(state: RolloutState, now: float) -> bool:
+    return state.unready_since is not None and now - state.unready_since >= state.plan.unready_s
+
+
+def _unready_reason(state: RolloutState, now: float) -> str:
+    took = now - (state.unready_since or now)
+    return f"{state.new} has had no ready replica for {took:,.0f} s, and clients are sent to it: back to {state.old}"
 
 
 def _watching(state: RolloutState, evidence: Evidence, gates: list[GateResult], now: float) -> Decision:
     step = state.current_step
     took = now - state.since
-    if took < step.min_s:
+    if took < step.min_s or state.unready_since is not None:
         return Decision(state, gates=gates)
     if (count := evidence.new_requests(state.step)) < step.min_requests:
         if took < _PATIENCE * step.max_s:
@@ -173,7 +217,7 @@ def _next_step(state: RolloutState, now: float, reason: str, gates: Sequence[Gat
     following = state.step + 1
     steps = state.plan.steps
     if following == len(steps):
-        held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s, tenants=())
+        held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s)
         if state.plan.on_promote == "release":
             held = replace(held, hold_until=now)
         return _changed(held, now, "holding", reason, gates=gates, by=by)
@@ -193,33 +237,40 @@ def _waiting(state: RolloutState, seen: Seen, now: float) -> Decision:
         weights, shadow = shares_of(state, step)
         if not (_is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow)):
             return Decision(state)
-        settled = now + state.plan.settle_s
-        watching = replace(state, phase=Phase.WATCHING, since=now, settle_until=settled)
+        watching = _settling(replace(state, phase=Phase.WATCHING, since=now), now)
         return _changed(watching, now, "watching", f"{_step_title(state)} is in force")
     needed = step.share or step.shadow or 0.0
-    is_ready = seen.new.ready > 0 and (seen.new.can_take is None or seen.new.can_take >= _ENOUGH_CAPACITY * needed)
+    is_ready = bool(seen.new.ready) and (seen.new.can_take is None or seen.new.can_take >= _ENOUGH_CAPACITY * needed)
     if is_ready:
-        return Decision(replace(state, step_in_force=state.step, tenants=()))
+        ordered = replace(state, step_in_force=state.step, tenants=())
+        return Decision(_settling(ordered, now))
     if now - state.since >= state.plan.capacity_wait_s:
         reason = (
             f"{_step_title(state)}: {state.new} was not ready within {state.plan.capacity_wait_s:,.0f} s: "
-            f"{seen.new.ready} replicas"
+            + ("nobody knows its replicas" if seen.new.ready is None else f"{seen.new.ready} replicas")
             + ("" if seen.new.can_take is None else f" that can take {100 * seen.new.can_take:.3g} % of the requests")
         )
         return _changed(_paused(state, now), now, "paused", reason)
     return Decision(state)
 
 
-def _holding(state: RolloutState, seen: Seen, now: float) -> Decision:
+def _taken_over(state: RolloutState, seen: Seen, now: float) -> Decision | None:
+    """The end of a hold from which there is no way back any more; None: there is one."""
+    if seen.changed_by is None and seen.has_old:
+        return None
+    done = replace(state, phase=Phase.PROMOTED, since=now)
+    why = f"{seen.changed_by} changed the shares" if seen.changed_by else f"{state.old} is no longer a version"
+    return _changed(done, now, "promoted", f"{why}: {state.old} is no longer held")
+
+
+def _holding(state: RolloutState, seen: Seen, gates: list[GateResult], now: float) -> Decision:
+    """No gate finds it worse."""
     weights, shadow = shares_of(state, state.plan.steps[-1])
-    if seen.changed_by is not None or not seen.has_old:
-        done = replace(state, phase=Phase.PROMOTED, since=now)
-        why = f"{seen.changed_by} changed the shares" if seen.changed_by else f"{state.old} is no longer a version"
-        return _changed(done, now, "promoted", f"{why}: {state.old} is no longer held")
-    if now >= state.hold_until and _is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow):
-        done = replace(state, phase=Phase.PROMOTED, since=now)
-        return _changed(done, now, "promoted", f"{state.model} is {state.new}; {state.old} is no longer held")
-    return Decision(state)
+    is_in_force = _is_same(weights, seen.weights) and _is_same_shadow(shadow, seen.shadow)
+    if now < state.hold_until or not is_in_force or state.unready_since is not None:
+        return Decision(state, gates=gates)
+    done = replace(state, phase=Phase.PROMOTED, since=now)
+    return _changed(done, now, "promoted", f"{state.model} is {state.new}; {state.old} is no longer held", gates=gates)
 
 
 def _aborting(state: RolloutState, seen: Seen, now: float) -> Decision:
@@ -267,7 +318,14 @@ def _resume(state: RolloutState, now: float, said: str, by: str) -> Decision:
     """The step begins again. Shares that somebody else set are ordered anew; what was measured still holds, whatever
     the shares were."""
     resumed = replace(state, phase=Phase.WAITING, since=now, hands_off=False)
+    if state.hands_off:
+        resumed = _settling(resumed, now)
     return _changed(resumed, now, "resumed", f"{_step_title(state)} begins again: {said}", by=by)
+
+
+def _settling(state: RolloutState, now: float) -> RolloutState:
+    """With shares that change now: from their order on, and anew when they are seen in force."""
+    return replace(state, settle_until=now + state.plan.settle_s)
 
 
 def _paused(state: RolloutState, now: float) -> RolloutState:
@@ -297,6 +355,8 @@ def _gates_reason(state: RolloutState, gates: Sequence[GateResult], end: str) ->
 
 
 def _step_title(state: RolloutState) -> str:
+    if state.phase is Phase.HOLDING:
+        return f"holding {state.old}"
     return f"step {state.step + 1}, {state.current_step.title}"
 
 

@@ -2,14 +2,17 @@
 
 Blocks that cover the same seconds are added up, whatever the order in which they come. A window of time is closed when
 a block is known that began `LATE_S` later, or when the runner says that it is so late; it is then folded into the
-tests, and forgotten. Blocks that come later than that are counted and left out. Counts, of which no window is kept, are
-there at once: a version that fails every request is found before the first window is closed.
+tests, and forgotten. Times in blocks that come later than that are left out. Counts, of which no window is kept, are
+there at once and always: a version that fails every request is found before the first window is closed, and by a
+gateway whose clock is behind, too. A block of a gateway whose clock is ahead is one of this moment, so that it closes
+nobody's windows.
 
 Times are compared window by window among requests of the same stratum, and windows of all steps go into one test:
 shares that differ from step to step move no difference inside a window. Counts are kept step by step for the same
 reason. Copies and clients' requests are never mixed.
 
-To fold the store's blocks again gives the same evidence: a restart loses nothing.
+To fold the store's blocks again gives the same evidence, as long as the clocks of gateways agree: a restart loses
+nothing.
 """
 
 from __future__ import annotations
@@ -259,16 +262,19 @@ class Evidence:
         self._windows: dict[tuple[float, int], dict[str, list[tuple[CellKey, Cell]]]] = {}  # not closed yet; by gateway
         self._closed_until = float("-inf")
 
-    def add(self, block: Block) -> None:
-        """Blocks of other rollouts are none of its business."""
+    def add(self, block: Block, now: float | None = None) -> None:
+        """Blocks of other rollouts are none of its business. `now`: by the reader's clock, which no block is ahead of;
+        None: blocks are as late as they say."""
         if block.rollout != self.rollout:
             return
-        if block.at < self._closed_until:
-            self.late_blocks += 1
-            return
-        window = self._windows.setdefault((block.at, block.step), {}).setdefault(block.gateway, [])
+        at = block.at
+        if now is not None:  # what was closed by a clock that has stepped back since stays closed
+            at = min(at, max(now // BLOCK_S * BLOCK_S, self._closed_until))
+        is_late = at < self._closed_until
+        self.late_blocks += is_late
+        window = [] if is_late else self._windows.setdefault((at, block.step), {}).setdefault(block.gateway, [])
         for key, cell in block.cells:
-            if not cell.count or not self._is_kept(key):
+            if cell.count <= 0 or not self._is_kept(key):
                 continue
             if key.metric in MEANS:
                 window.append((key, cell))
@@ -276,7 +282,7 @@ class Evidence:
                 sums = self._counts.setdefault((block.step, key.metric, key.arm, key.tenant), [0.0, 0])
                 sums[0] += cell.total
                 sums[1] += cell.count
-        self.close(block.at)
+        self.close(at)
 
     def close(self, now: float) -> None:
         """Fold the windows that began more than `LATE_S` ago, the oldest first: nothing more of them will come."""
@@ -292,8 +298,9 @@ class Evidence:
         self._closed_until = until
 
     def counts(self, step: int, metric: Metric, arm: Arm, tenant: str = "") -> Counts:
+        """Never more than all and never less than none, whatever gateways wrote."""
         total, count = self._counts.get((step, metric, arm, tenant), (0.0, 0))
-        return total, int(count)
+        return min(max(total, 0.0), count), int(count)
 
     def new_requests(self, step: int, tenant: str = "") -> int:
         """Requests or copies that the new version ended in a step, well or not."""

@@ -96,6 +96,9 @@ class RolloutPlan:
         30.0, "after shares have changed, requests are not measured for so long: caches are cold"
     )
     capacity_wait_s: Amount = setting(1800.0, "a new version without enough ready replicas for longer pauses it")
+    unready_s: Amount = setting(
+        15.0, "a new version that clients are sent to and that has no ready replica for so long is aborted"
+    )
     on_promote: Literal["hold", "park", "release"] = setting(
         "hold", "the old version's replicas after the last step: active or parked for `hold_s`, or released at once"
     )

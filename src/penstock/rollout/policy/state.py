@@ -107,6 +107,7 @@ class RolloutState(Struct, frozen=True):
     settle_until: float = 0.0
     hands_off: bool = False  # somebody else set the shares: they are left as they are
     hold_until: float = 0.0
+    unready_since: float | None = None  # clients are sent to the new version, and it has no ready replica; None: it has
     tenants: tuple[str, ...] = ()  # with gates of their own in this step
     last_order: int = 0
     reason: str = ""
@@ -130,7 +131,7 @@ class RolloutState(Struct, frozen=True):
 
 
 class PoolSeen(Struct, frozen=True):
-    ready: int = 0  # replicas
+    ready: int | None = 0  # replicas; None: nobody knows, as when a gateway has just begun
     can_take: float | None = None  # share of the model's traffic that they can serve now; None: nobody knows
 
 
@@ -213,5 +214,7 @@ def order_for_gateways(state: RolloutState) -> RolloutOrder:
         judge=plan.judge,
         scores=plan.scores,
         prices=state.prices,
-        is_over=state.phase in (Phase.HOLDING, Phase.PROMOTED, Phase.ABORTING, Phase.ABORTED),
+        is_measured=not state.hands_off,
+        is_held=state.phase is Phase.HOLDING,
+        is_over=state.phase in (Phase.PROMOTED, Phase.ABORTING, Phase.ABORTED),
     )

@@ -24,7 +24,7 @@ class CollectiveTimes:
     seconds: tuple[float, ...] = ()
 
     def of(self, num_bytes: int) -> float:
-        """Between two sizes on the line from one to the other; beyond the largest in proportion to it."""
+        """Seconds for `num_bytes`: between two sizes by their line, beyond the largest in proportion to it."""
         sizes, seconds = self.sizes, self.seconds
         if not sizes or num_bytes == 0:
             return 0.0

@@ -65,8 +65,8 @@ class FollowerGroup:
         return with_size(own, message.size)
 
     def serve(self, assembly: Assembly, alive_s: float, *, lends: bool = False) -> None:
-        """Until the leader is gone: `Disconnected`. It is told every `alive_s` how far this rank is. `lends`: it needs
-        this rank's KV cache, for other engines."""
+        """Serves the leader until it is gone: `Disconnected`. It is told every `alive_s` how far this rank is. `lends`:
+        it needs this rank's KV cache, for other engines."""
         pool = lent_pool(assembly, self._word) if lends else None
         cache = pool.offer() if pool is not None else offer_cache(assembly, self._word)
         self._connection.send(Started(assembly.device.uuid, cache))

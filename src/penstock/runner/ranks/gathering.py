@@ -28,7 +28,6 @@ from penstock.link.proof import Refused
 from penstock.runner.ranks.handshake import differences, receive_hello, welcome
 from penstock.runner.ranks.messages import (
     Begin,
-    FromNode,
     GroupIdentity,
     Hello,
     LinkHello,
@@ -36,6 +35,7 @@ from penstock.runner.ranks.messages import (
     RankEnded,
     RankHello,
     Refusal,
+    from_node_decoder,
 )
 from penstock.runner.ranks.ways import links_between
 
@@ -146,7 +146,7 @@ class JoinedNode:
         self.port = hello.port
         self.gone = ""  # why it is
         self.statuses: dict[int, int] = {}  # of processes that have ended, by rank
-        self.connection = Connection(connection.detach(), FromNode)
+        self.connection = Connection(connection.detach(), from_node_decoder)
         self.own_host: str = connection.detach().getsockname()[0]  # by which it has reached us
         self._timeout_s = timeout_s
         self._held: list[socket.socket] = []
@@ -182,7 +182,7 @@ class JoinedNode:
         self._on_change()
 
     def wait_status(self, rank: int, timeout_s: float) -> int | None:
-        """How a rank's process ended; None: the node has not said so in time, or cannot any more."""
+        """Exit status of a rank's process; None: the node has not said so in time, or cannot any more."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.statuses or self.gone, timeout_s)
             return self.statuses.get(rank)
@@ -210,7 +210,7 @@ class RemoteProcess:
 
     @property
     def node_gone(self) -> str:
-        """Why its node is gone; empty: it is not."""
+        """Reason why its node is gone; empty: it is not."""
         return self._node.gone
 
 
@@ -307,8 +307,8 @@ class Gathering:
             return Gathered(nodes, joined, dict(self._controls), dict(self._links))
 
     def _drop(self, begun: dict[int, JoinedNode]) -> None:
-        """Those that were told to begin start anew. Who has come in the place of one that went stays: it was told
-        nothing yet."""
+        """Drops nodes that were told to begin: they start anew. A node that came in the place of one that went stays:
+        it was told nothing yet."""
         with self._changed:
             for node in begun.values():
                 node.connection.close()

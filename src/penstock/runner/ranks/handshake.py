@@ -1,11 +1,11 @@
-"""The beginning of every connection between nodes: which protocol, who knows the secret, and what both must have in
-common. After it the socket is a rank's, and this module is done with it.
+"""Handshake of every connection between nodes: which protocol, who knows the secret, and what both must have in common.
+The socket is a rank's afterwards, and this module is done with it.
 
     both        proof that they know the secret: `link.proof`
     who called  a `Hello`
     the other   an `Answer`
 
-What follows is neither encrypted nor signed: it is for a network of one's own.
+Later messages are neither encrypted nor signed: they are for a network of one's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from penstock.link.connection import Connection, Disconnected, tune
 from penstock.link.proof import Refused, prove
-from penstock.runner.ranks.messages import Answer, GroupIdentity, Hello, Refusal, Welcome
+from penstock.runner.ranks.messages import GroupIdentity, Hello, Refusal, Welcome, answer_decoder, hello_decoder
 
 PROTOCOL = 2  # raised whenever messages between ranks or nodes change
 HANDSHAKE_S = 10.0
@@ -32,7 +32,7 @@ def dial(address: tuple[str, int], hello: Hello, secret: bytes, timeout_s: float
         tune(sock, timeout_s)
         sock.settimeout(HANDSHAKE_S)
         prove(sock, _MAGIC, PROTOCOL, secret, _SECRET, is_caller=True)
-        connection = Connection(sock, Answer, max_bytes=MAX_HELLO_BYTES)
+        connection = Connection(sock, answer_decoder, max_bytes=MAX_HELLO_BYTES)
         connection.send(hello)
         answer = connection.receive(HANDSHAKE_S)
         if isinstance(answer, Refusal):
@@ -52,7 +52,7 @@ def receive_hello(sock: socket.socket, secret: bytes, timeout_s: float) -> tuple
     tune(sock, timeout_s)
     sock.settimeout(HANDSHAKE_S)
     prove(sock, _MAGIC, PROTOCOL, secret, _SECRET, is_caller=False)
-    connection = Connection(sock, Hello, max_bytes=MAX_HELLO_BYTES)
+    connection = Connection(sock, hello_decoder, max_bytes=MAX_HELLO_BYTES)
     return connection.receive(HANDSHAKE_S), connection
 
 

@@ -1,4 +1,4 @@
-"""How a rank meets the others: which device is its own, and by what memory they exchange numbers."""
+"""Joining of a rank with the others: which device is its own, and by what memory they exchange numbers."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Place:
 
 
 def make_store(settings: EngineSettings, parallelism: Parallelism, nodes: NodeMap, host: str) -> TCPStore | None:
-    """Where ranks find each other before they have collectives, made by the first, at its address. None: they have no
-    need of one, as on a CPU, where ranks of a stage that is on one node share memory."""
+    """Store where ranks find each other before they have collectives, made by the first, at its address. None: they
+    have no need of one, as on a CPU, where ranks of a stage that is on one node share memory."""
     on_gpus = device_of(settings.device, 0, nodes.sizes[0]).type == "cuda"
     if not on_gpus and not any(nodes.spans(stage) for stage in _stages(parallelism)):
         return None
@@ -170,7 +170,7 @@ def _join_on_gpus(
     store: Store,
     config: ModelConfig,
 ) -> Place:
-    """Among GPUs of one node."""
+    """Place of this rank among GPUs of one node."""
     from penstock.runner.ranks.symmetric_memory import LinkMemory, SymmetricMemoryLink, SymmetricMemoryRanks, meet
 
     tp, size = parallelism.tp, parallelism.num_ranks

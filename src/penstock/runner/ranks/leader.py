@@ -50,6 +50,7 @@ from penstock.runner.ranks.messages import (
     ToFollower,
     Vectors,
     Woken,
+    from_follower_decoder,
 )
 from penstock.runner.ranks.process import start_rank
 from penstock.runner.ranks.rank_cache import map_pool, reach_cache, reach_pool
@@ -265,7 +266,7 @@ class Leader:
         return self._chosen.next()
 
     def vectors(self) -> list[bytes]:
-        """Those of the texts that the last stage of a pipeline was told to embed."""
+        """Vectors of the texts that the last stage of a pipeline was told to embed."""
         return self._vectors.next()
 
     def scores(self) -> list[float]:
@@ -369,18 +370,18 @@ def start_followers(
         spec = RankSpec(rank, parallelism, theirs.fileno(), ways[rank], address, node_map, model, settings)
         with theirs:
             process = start_rank(spec)
-        followers.append(Follower(rank, process, Connection(ours, FromFollower), node_map.where(rank)))
+        followers.append(Follower(rank, process, Connection(ours, from_follower_decoder), node_map.where(rank)))
     close_descriptors(ways.values(), besides=ways[0].descriptors)
     for rank, sock in sorted(gathered.controls.items()):
         remote = RemoteProcess(rank, gathered.joined[node_map.node_of(rank)])
-        followers.append(Follower(rank, remote, Connection(sock, FromFollower), node_map.where(rank)))
+        followers.append(Follower(rank, remote, Connection(sock, from_follower_decoder), node_map.where(rank)))
     if store is not None:
         _wait_until_here(store, followers, settings)
     return Leader(join(settings, parallelism, node_map, 0, ways[0], store, config), followers, settings)
 
 
 def _wait_until_here(store: Store, followers: Sequence[Follower], settings: EngineSettings) -> None:
-    """Until all ranks have come so far that they are about to join: one that cannot says so, or has ended."""
+    """Waits until all ranks are about to join: one that cannot says so, or has ended, which raises."""
     deadline_s = monotonic() + settings.node_timeout_s
     waiting = list(followers)
     while waiting := [each for each in waiting if not store.check([here_key(each.rank)])]:

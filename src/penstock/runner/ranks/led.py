@@ -55,7 +55,7 @@ class LedAdapters:
         self._leader = leader
 
     def read(self, path: str, digest: str) -> HostAdapter:
-        """Every rank reads its part of the adapter. Where one cannot, none of them keeps it."""
+        """Every rank reads its part of the adapter. If one cannot, none of them keeps it."""
         self._leader.tell(ReadAdapter(path, digest))
         own: HostAdapter | Exception
         try:

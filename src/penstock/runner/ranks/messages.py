@@ -132,6 +132,7 @@ class FailedToStart(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFollower = Sized | Started | Woken | Alive | Chosen | AdapterRead | Vectors | Scores | Lost | FailedToStart
+from_follower_decoder: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
 
 
 # -- to all followers, in one order
@@ -204,6 +205,7 @@ ToFollower = (
     | ParkMemory
     | WakeMemory
 )
+to_follower_decoder: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
 
 
 # -- between nodes
@@ -243,6 +245,7 @@ class LinkHello(msgspec.Struct, frozen=True, tag=True):
 
 
 Hello = NodeHello | RankHello | LinkHello
+hello_decoder: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -257,10 +260,11 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = Welcome | Refusal
+answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """From the leader to each node, once all are there: start your ranks."""
+    """Message of the leader to each node, once all are there: start your ranks."""
 
     session: str
     parallelism: Parallelism
@@ -270,15 +274,19 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     engine: EngineSettings
 
 
+begin_decoder = msgspec.msgpack.Decoder(Begin)
+
+
 class RankEnded(msgspec.Struct, frozen=True, tag=True):
-    """From a node: the process of one of its ranks has ended."""
+    """Message of a node: the process of one of its ranks has ended."""
 
     rank: int
     status: int
 
 
 class NodeAlive(msgspec.Struct, frozen=True, tag=True):
-    """From a node, every now and then: also while its ranks load, and say nothing themselves."""
+    """Heartbeat of a node, every now and then: also while its ranks load, and say nothing themselves."""
 
 
 FromNode = RankEnded | NodeAlive
+from_node_decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)

@@ -35,6 +35,7 @@ from penstock.runner.ranks.messages import (
     RankHello,
     RankSpec,
     Refusal,
+    begin_decoder,
 )
 from penstock.runner.ranks.process import LocalProcess, start_rank
 from penstock.runner.ranks.ways import close_descriptors, links_between, make_ways
@@ -69,7 +70,7 @@ class NodeAgent:
         check_secret(nodes, settings, self._secret)
 
     def run(self) -> None:
-        """For as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
+        """Runs for as long as there is a leader to be found. Raises ConfigError if it refuses this node, and
         EngineUnavailable if nobody is there for `node_timeout_s`."""
         while not self._is_stopped:
             with contextlib.ExitStack() as life:
@@ -94,7 +95,7 @@ class NodeAgent:
         leader = self._join(links, life)
         if leader is None:
             return
-        connection = self._leader = Connection(leader, Begin)
+        connection = self._leader = Connection(leader, begin_decoder)
         life.callback(connection.close)
         threading.Thread(target=self._beat, args=(connection,), name="alive", daemon=True).start()
         try:

@@ -1,8 +1,8 @@
 """KV caches of ranks on one machine, as the leader reaches them: it lends and takes blocks of all of them.
 
 A follower has its cache in memory that a descriptor stands for: a file without a name, or a GPU's physical memory. The
-descriptor goes over a socket to the leader, which knows a word that it has told the follower. Where ranks are on
-several machines there is nothing to reach.
+descriptor goes over a socket to the leader, which knows a word that it has told the follower. There is nothing to reach
+if ranks are on several machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.transfer.shared_memory import LentFile
 
 
 def offer_cache(assembly: Assembly, word: bytes) -> CacheHandle | None:
-    """In a follower on a CPU: for as long as its process lives. None: its cache is its own."""
+    """Handle of a CPU follower's cache, lent for as long as its process lives. None: its cache is its own."""
     if not isinstance(assembly.kv_home, SharedCache):
         return None
     parts = parts_of(assembly.kv)
@@ -37,7 +37,7 @@ def offer_cache(assembly: Assembly, word: bytes) -> CacheHandle | None:
 
 
 class LentPool:
-    """In a follower on a GPU: its cache, for the leader. While it is parked nobody is handed it."""
+    """Cache of a follower on a GPU, for the leader. Nobody is handed it while it is parked."""
 
     def __init__(self, home: VirtualMemory, pool: Tensor, word: bytes) -> None:
         """`pool`: [layers, 2, blocks, …], as Triton's kernels have it."""
@@ -71,7 +71,7 @@ def lent_pool(assembly: Assembly, word: bytes) -> LentPool | None:
 
 
 def reach_cache(handle: CacheHandle, word: bytes) -> RankCache:
-    """In the leader, to read and to write. Raises EngineFailed."""
+    """Cache of a follower, mapped in the leader, to read and to write. Raises EngineFailed."""
     descriptor = _fetch(handle.socket, word)
     mapped = mmap.mmap(descriptor, 0)
     whole = memoryview(mapped)

@@ -1,8 +1,8 @@
-"""What drafts cost on a device that is otherwise given steps ahead of results, and how many are worth it.
+"""Cost of drafts on a device that is otherwise given steps ahead of results, and how many are worth it.
 
 A step with drafts is longer in three ways: the device waits, since what comes after drafts is planned only once they
-are read; whoever drafts one after the other takes as long as the longest of them; and every draft is one more row. The
-three are fitted to what steps took, as shares of a step without drafts, by about as many sequences.
+are read; a proposer that drafts one after the other takes as long as the longest of them; and every draft is one more
+row. The three are fitted to what steps took, as shares of a step without drafts, by about as many sequences.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Fit:
 
 
 def _solved(rows: list[list[float]]) -> list[float]:
-    """Of equations whose matrix is positive definite, so that no pivot is zero."""
+    """Solution of linear equations whose matrix is positive definite, so that no pivot is zero."""
     for i, row in enumerate(rows):
         for other in rows:
             if other is not row:

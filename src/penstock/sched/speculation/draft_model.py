@@ -1,11 +1,11 @@
 """Drafts by a small model that knows the same tokens. It is a runner like any other, and is driven here step by step.
 
-On a device that may be given a step before the last one is read, all guesses are launched before one is read.
+All guesses are launched before one is read, on a device that may be given a step before the last one is read.
 
-Its cache has the blocks of the large model's: who owns a block there owns it here, so nothing is handed out twice, and
-what is lost there is lost here. It computes what it has not seen of a sequence, whoever chose it, and guesses on from
-there, always the likeliest token: a guess is compared with what the large model chooses, and the likeliest is chosen
-most often, at any temperature.
+Its cache has the blocks of the large model's: a sequence that owns a block there owns it here, so nothing is handed out
+twice, and what is lost there is lost here. It computes what it has not seen of a sequence, whoever chose it, and
+guesses on from there, always the likeliest token: a guess is compared with what the large model chooses, and the
+likeliest is chosen most often, at any temperature.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FEW = 4  # tokens that it has not seen, per sequence: more are a prompt
 
 @dataclass
 class _Seen:
-    """What its cache holds of a sequence."""
+    """Tokens and guesses of a sequence that the draft model's cache holds."""
 
     epoch: int
     num_known: int = 0  # tokens of the sequence …
     guesses: list[int] = field(default_factory=list)  # … and guesses after them
 
     def agrees_with(self, sequence: LiveSequence) -> int:
-        """How many of the sequence's tokens are there."""
+        """Number of the sequence's tokens that are in the cache, the last one never among them."""
         if self.epoch != sequence.epoch:
             return 0
         count = self.num_known
@@ -81,7 +81,7 @@ class DraftModel:
         return [guesses.get(sequence, []) for sequence, _ in wanted]
 
     def _with_room(self, sequence: LiveSequence, count: int) -> int:
-        """As many as its context, and the blocks that nobody needs, have room for."""
+        """Number of tokens, `count` at most, that its context and the blocks that nobody needs have room for."""
         known, table = len(sequence.token_ids), sequence.table
         count = min(count, self._context_length - known)
         if table is None or self._pool.num_free < self._reserve or not table.grow(known + count):
@@ -115,7 +115,7 @@ class DraftModel:
         return seen.agrees_with(sequence) if seen is not None else 0
 
     def _one(self, sequence: LiveSequence, number: int, guesses: list[int]) -> Slice:
-        """With the guess before, or with none if that is on the device still."""
+        """Slice of one more guess, from the guess before, or without a token if that is on the device still."""
         return self._slice(sequence, len(sequence.token_ids) + number - 1, guesses[number - 1 :], True)
 
     def _slice(self, sequence: LiveSequence, start: int, token_ids: list[int], is_last: bool) -> Slice:

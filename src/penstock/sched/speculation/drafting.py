@@ -19,15 +19,15 @@ Drafts = Mapping[str, Sequence[int]]  # by request id
 
 
 def decoding(running: Sequence[LiveSequence], *, once_read: bool = False) -> list[LiveSequence]:
-    """Whom drafts may help in the next step, or once what is in flight is read. Nobody, while there are prompts to
-    compute: they fill a step too."""
+    """Sequences that drafts may help in the next step, or once what is in flight is read. None, while there are prompts
+    to compute: they fill a step too."""
     if any(sequence.num_wanted > 1 for sequence in running):
         return []
     return [s for s in running if s.may_draft or (once_read and s.will_draft)]
 
 
 def room_of(sequence: LiveSequence) -> int:
-    """How many drafts its output limit leaves room for: the token that is chosen anyway may be the last."""
+    """Number of drafts that its output limit leaves room for: the token that is chosen anyway may be the last."""
     return max(0, sequence.request.max_tokens - sequence.num_generated - 1)
 
 
@@ -59,7 +59,7 @@ def _extended(planned: Slice, sequence: LiveSequence, drafts: Sequence[int]) -> 
 
 
 def keep(sequence: LiveSequence, planned: Slice) -> int:
-    """Once a slice's tokens are taken: how many of its drafts are among them, and so are computed already."""
+    """Counts, once a slice's tokens are taken, how many of its drafts are among them, and so are computed already."""
     sequence.has_drafts = False
     kept = 0
     for draft, token_id in zip(planned.drafts, sequence.token_ids[planned.end :], strict=False):

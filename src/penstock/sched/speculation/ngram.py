@@ -18,12 +18,12 @@ from penstock.sched.sequence import Sequence as LiveSequence
 _MAX_PLACES = 16  # to look at
 _MAX_AGREEMENT = 16  # tokens; a place that agrees so far back is as good as any
 _ID_BITS = 32
-# Of how many tokens agree, for what they are worth: two, three, four, …, eight or more.
+# Kinds by how many tokens agree, for what they are worth: two, three, four, …, eight or more.
 _KINDS = (0, 0, 0, 1, 2, 2, 3, 3, *[4] * (_MAX_AGREEMENT - 7))
 
 
 class PromptLookup:
-    """For any number of sequences; what it knows of one goes with it."""
+    """N-gram proposer for any number of sequences; what it knows of one goes with it."""
 
     is_settled = True  # no look takes long
     is_steadfast = False  # another token, another place
@@ -32,7 +32,7 @@ class PromptLookup:
         self._chains: WeakKeyDictionary[LiveSequence, PairChains] = WeakKeyDictionary()
 
     def look(self, sequence: LiveSequence) -> int | None:
-        """How good a place was found to copy from, as a small number; None: there is none."""
+        """Quality of the place found to copy from, as a small number; None: there is none."""
         chains = self._chains.get(sequence)
         if chains is None:
             chains = self._chains[sequence] = PairChains(sequence.request.predicted_ids)
@@ -53,7 +53,7 @@ class PairChains:
         self._found = -1
 
     def look(self, token_ids: Sequence[int]) -> int:
-        """With all tokens there are by now: how many of the last ones agree with those at the best place; 0: none."""
+        """Takes in all tokens so far; returns how many of the last ones agree with those at the best place; 0: none."""
         self._extend(token_ids)
         token_ids = self._text
         end = len(token_ids) - 1

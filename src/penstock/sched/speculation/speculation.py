@@ -1,10 +1,10 @@
-"""Who gets how many drafts: as many as pay, by what they have come to and what steps take now.
+"""Draft allocation: each sequence gets as many drafts as pay, by what they have come to and what steps take now.
 
 A draft is worth the chance that it and all before it hold; it costs what it makes the step longer. Its sequence gets
 drafts until the next one is worth less than its cost buys elsewhere, which is to say: less than the tokens that the
-step would make in that time. With one sequence on the device a draft costs little, since weights are read anyway; with
-many each row costs as much as it brings, and nobody gets any. All of that is measured, and measured again now and then,
-since both the text and the machine change. And nobody is slowed down much by what others gain.
+step would make in that time. A draft costs little with one sequence on the device, since weights are read anyway; with
+many, each row costs as much as it brings, and nobody gets any. All of that is measured, and measured again now and
+then, since both the text and the machine change. Nobody is slowed down much by what others gain.
 
 Nothing here can change an answer: see `drafting`.
 """
@@ -35,21 +35,21 @@ _MAX_SLOWDOWN = 1.2  # of the sequence that gains least
 class Proposer(Protocol):
     @property
     def is_settled(self) -> bool:
-        """What it did the last time took no longer than it usually does."""
+        """Whether its last proposal took no longer than it usually does."""
 
     @property
     def is_steadfast(self) -> bool:
-        """Who has drafts has some whatever the next token is."""
+        """Whether a sequence that has drafts has some whatever the next token is."""
 
     def look(self, sequence: LiveSequence) -> int | None:
         """Whether it has drafts for a sequence. The number says of what kind: some hold more often than others."""
 
     def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> list[list[int]]:
-        """Up to so many drafts for each, which was looked at just before."""
+        """Returns up to the wanted number of drafts for each sequence, which was looked at just before."""
 
 
 class Chance:
-    """That a draft holds if those before it did, from those that were seen."""
+    """Chance that a draft holds if those before it did, from those that were seen."""
 
     __slots__ = ("_held", "_tried")
 
@@ -60,7 +60,7 @@ class Chance:
         return (self._held + _FAITH * prior) / (self._tried + _FAITH)
 
     def see(self, num_held: int, count: int) -> None:
-        """Of `count` drafts in a row the first ones held; what came after the first that did not says nothing."""
+        """Records that the first `num_held` of `count` drafts in a row held; later ones say nothing."""
         self._held = _KEEP * self._held + num_held
         self._tried = _KEEP * self._tried + num_held + (num_held < count)
 
@@ -95,7 +95,7 @@ class Speculation:
         return bool(self._choose(decoding, is_early=not self._proposer.is_steadfast))
 
     def drafts(self, decoding: Sequence[LiveSequence]) -> Drafts:
-        """For the next step, in which these decode, all of them or as many as fit."""
+        """Drafts for the next step, by request id; in it these decode, all of them or as many as fit."""
         wanted = self._choose(decoding)
         self._asked = {hope.sequence.request.id: hope for hope, _ in wanted}
         if not wanted:
@@ -104,7 +104,7 @@ class Speculation:
         return dict(zip(self._asked, proposed, strict=True))
 
     def _choose(self, decoding: Sequence[LiveSequence], *, is_early: bool = False) -> list[tuple[Hope, int]]:
-        """Who gets how many; `is_early`: they will have them only if the token in flight is the expected one."""
+        """Sequences that get drafts, and how many; `is_early`: only if the token in flight is the expected one."""
         room = self._costs.room(len(decoding))
         if not decoding or not room or self._costs.wants_plain(len(decoding)):
             return []
@@ -123,8 +123,8 @@ class Speculation:
         return wanted
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float, *, is_ahead: bool = False) -> None:
-        """What came of a step, and how long it took, proposing included; `is_ahead`: it was given to the device before
-        the step before it was read."""
+        """Learns from a step's result, and from how long it took, proposing included; `is_ahead`: it was given to the
+        device before the step before it was read."""
         counts = []
         for planned, sampled in zip(plan.slices, result.sampled, strict=True):
             if planned.ahead and sampled is not None:

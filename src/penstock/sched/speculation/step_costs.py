@@ -1,4 +1,4 @@
-"""How long steps of decodes take, and how much longer each draft makes them; by how many sequences decode."""
+"""Times of steps of decodes, and how much longer each draft makes them; by how many sequences decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.sched.speculation.draft_budget import Outlook, capped, gain, worth
 _KEEP = 0.9  # of what was known, at every step
 _KEEP_RARE = 0.5  # of what was known of steps without drafts, where they have become rare
 _SPIKE = 2.0  # what takes so many times as long as usual is something else that the machine did
-# Of a sequence's share of a step:
+# Parts of a sequence's share of a step:
 _MIN_SHARE = 0.05  # no draft costs less
 _FIRST_SHARE = 0.2  # what one costs, before it was ever measured
 _FAITH = 4.0  # as if so many had been
@@ -19,7 +19,7 @@ _PLAIN_EVERY = 32  # steps with drafts; then one without, to know what they are 
 
 
 class _Batch:
-    """Of one number of sequences."""
+    """Measurements of steps with one number of sequences."""
 
     __slots__ = ("plain_s", "since_plain")
 
@@ -43,7 +43,7 @@ class StepCosts:
         return known is None or known.plain_s is None or known.since_plain >= _PLAIN_EVERY
 
     def knows_drafts(self, batch: int) -> bool:
-        """What they cost was measured, with about as many sequences."""
+        """Whether the cost of drafts was measured, with about as many sequences."""
         return batch.bit_length() in self._drafts
 
     def threshold(self, batch: int, num_drafts: int = 0, gains: float = 0.0) -> float:
@@ -55,7 +55,7 @@ class StepCosts:
         return draft_s * (batch + gains) / (known.plain_s + num_drafts * draft_s)
 
     def most_drafts(self, batch: int, slowdown: float) -> int:
-        """That make a step so many times as long."""
+        """Number of drafts that make a step `slowdown` times as long."""
         known = self._batches.get(batch)
         if known is None or known.plain_s is None:
             return 0

@@ -22,7 +22,7 @@ Shape = Callable[[float], float]  # share of the peak at a second since Monday's
 
 
 def _bump(hour: float, centre: float, width: float) -> float:
-    """Around `centre`, by the clock."""
+    """Returns the height at this hour of a bell around `centre`, by the clock."""
     distance = (hour - centre + 12) % 24 - 12
     return math.exp(-0.5 * (distance / width) ** 2)
 

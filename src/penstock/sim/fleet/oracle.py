@@ -182,7 +182,7 @@ def _expected_plan(
 
 
 def kept_share(curve: DemandCurve, serving: Serving, active: Counts) -> float:
-    """Of all requests, those within the SLO if so many replicas are active in each second."""
+    """Returns the share of all requests that are within the SLO if so many replicas are active in each second."""
     kept, before = 0.0, 0
     for arrivals, prompt, output, num_active in zip(
         curve.arrivals.tolist(),

@@ -1,4 +1,4 @@
-"""What a simulated fleet is scaled by: the controller's policy with its forecast, or another of the same kind."""
+"""Policies that scale a simulated fleet: the controller's with its forecast, or another of the same kind."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class PoolReplicas:
                 self._leave_state(replica, now)
 
     def _leave_state(self, replica: PoolReplica, now: float) -> None:
-        """To its target, or to what lies between."""
+        """Moves a replica to its target, or to what lies between."""
         state, target = replica.state, replica.target
         if state is S.STOPPING:
             self._remove(replica)

@@ -1,4 +1,4 @@
-"""What came of a policy under a demand: requests within the SLO, replica-hours by state, decisions, cost."""
+"""Results of a policy under a demand: requests within the SLO, replica-hours by state, decisions, cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FleetResult(Struct, frozen=True):
 
 
 class Prices(Struct, frozen=True):
-    """Of a replica-hour."""
+    """Prices of a replica-hour."""
 
     occupied: float = 4.0
     parked: float = 0.4
@@ -132,7 +132,7 @@ class FleetTally:
 
 
 def active_change(actions: Sequence[Action], observation: PoolObservation) -> int:
-    """By how many replicas that are active, or on their way to it, a decision changes the pool."""
+    """Returns by how many replicas that are active, or on their way to it, a decision changes the pool."""
     targets: Mapping[str, ReplicaState] = {each.id: each.target for each in observation.replicas}
     change = 0
     for action in actions:

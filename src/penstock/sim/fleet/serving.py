@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """What a second came to."""
+    """The outcome of a second."""
 
     in_slo: float  # requests
     shed: float

@@ -123,7 +123,7 @@ def offers_of(settings: PoolSettings) -> tuple[Offer, ...]:
 
 
 def replica_profile(costs: ReplicaCosts, **more: object) -> Profile:
-    """What replicas reported of themselves, as the simulator has it."""
+    """Returns the costs that replicas reported of themselves as a profile of the simulator."""
     cost = StepCost(
         step_s=costs.fixed_s,
         weights_s=costs.read_s,

@@ -38,7 +38,7 @@ class Fleet:
         self._simulation = Simulation(profile, replicas, ended=self._ended)
 
     def run(self, asks: Sequence[Ask]) -> list[tuple[Flight, Timing | None]]:
-        """In the order in which they were asked; None: it was refused or failed."""
+        """Returns the flights in the order in which they were asked; None: it was refused or failed."""
         self._simulation.run(asks)
         by_replica: dict[str, list[Flight]] = {}
         for flight in self._done.values():
@@ -102,7 +102,7 @@ def blocks_of_step(
     began: float = 0.0,
     seed: int = 0,
 ) -> list[Block]:
-    """What gateways measure while these requests come. `replicas`: of the old and the new version."""
+    """Returns what gateways measure while these requests come. `replicas`: numbers of the old and the new version."""
     order = RolloutOrder(rollout, "m", "v1", "v2", number)
     folder = BlockFolder("g")
     fleets = Fleet(old, replicas[0]), Fleet(new, replicas[1])

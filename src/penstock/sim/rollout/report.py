@@ -34,7 +34,7 @@ REGRESSIONS = {
 
 @dataclass(frozen=True)
 class Summary:
-    """Of all runs with one regression."""
+    """A summary of all runs with one regression."""
 
     regression: str
     runs: int
@@ -55,7 +55,7 @@ class Summary:
 
     @property
     def upper_bound(self) -> float:
-        """Of the probability of an abort, at 95 % confidence: Clopper and Pearson's."""
+        """The upper bound of the probability of an abort, at 95 % confidence: Clopper and Pearson's."""
         return clopper_pearson(self.aborted, self.runs)
 
 

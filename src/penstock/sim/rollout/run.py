@@ -12,18 +12,19 @@ from penstock.rollout.policy.state import Phase, PoolSeen, Seen, StoryEntry, tar
 from penstock.sim.rollout.traffic import MINUTE_S, Regression, Traffic, World
 
 _MAX_S = 48 * 3600.0
+_MAX_HOLD_S = 3600.0
 _READY = PoolSeen(ready=12)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rollout."""
+    """The outcome of one rollout."""
 
     regression: str
     seed: int
     phase: Phase
     step: int  # that it ended in
-    seconds: float
+    seconds: float  # until all clients are at the new version for good, or until it was aborted or paused
     exposed: int  # requests of clients that the new version answered
     copies: int
     reason: str
@@ -44,7 +45,7 @@ def run_rollout(seed: int, regression: Regression, plan: RolloutPlan, world: Wor
     now = 1_700_000_000.0 // MINUTE_S * MINUTE_S
     began = now
     weights, shadow = {"v1": 100.0, "v2": 0.0}, {"v1": 0.0, "v2": 0.0}
-    plan = replace(plan, hold_s=0.0)
+    plan = replace(plan, hold_s=min(plan.hold_s, _MAX_HOLD_S))
     state = start(
         "r", model="m", old="v1", new="v2", plan=plan, now=now, weights=weights, shadow=shadow, by="sim"
     ).state
@@ -55,7 +56,7 @@ def run_rollout(seed: int, regression: Regression, plan: RolloutPlan, world: Wor
         blocks = traffic.minute(now, state.step, state.current_step)
         for block in blocks:
             now = block.at + BLOCK_S
-            is_watched = state.phase is Phase.WATCHING
+            is_watched = state.phase in (Phase.WATCHING, Phase.HOLDING)
             if is_watched:
                 for key, cell in block.cells:
                     if key.metric is Metric.ERRORS and not key.tenant:
@@ -73,10 +74,12 @@ def run_rollout(seed: int, regression: Regression, plan: RolloutPlan, world: Wor
                 if decision.entry is not None:
                     story.append(decision.entry)
                 state = decision.state
-                if state.phase in (Phase.WATCHING, Phase.PAUSED) or state.is_over:
+                if state.phase in (Phase.WATCHING, Phase.PAUSED, Phase.HOLDING) or state.is_over:
                     break
             if state.step != step or state.is_over or state.phase is Phase.PAUSED:
                 break
+    is_promoted = state.phase is Phase.PROMOTED
+    ended = next((one.at for one in story if one.what == "holding"), now)
     gates = tuple(
         gate.gate + (f" of {gate.tenant}" if gate.tenant else "")
         for gate in (story[-2].gates if len(story) > 1 and state.phase is Phase.ABORTED else [])
@@ -87,7 +90,7 @@ def run_rollout(seed: int, regression: Regression, plan: RolloutPlan, world: Wor
         seed,
         state.phase,
         state.step,
-        now - began,
+        (ended if is_promoted else now) - began,
         exposed,
         copies,
         state.reason,

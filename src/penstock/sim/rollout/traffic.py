@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Regression:
-    """What is wrong with the new version."""
+    """A fault of the new version."""
 
     name: str = "none"
     ttft: float = 1.0  # times as long
@@ -124,7 +124,7 @@ class Traffic:
         self._served_s = 0.0  # how long clients have been at the new version
 
     def minute(self, at: float, number: int, step: RolloutStep) -> list[Block]:
-        """What a gateway measures in the minute from `at` on, in the step with this number."""
+        """Returns what a gateway measures in the minute from `at` on, in the step with this number."""
         share = step.share or step.shadow or 0.0
         wanted = max(1, round(self._world.replicas * share))
         if wanted != self._new_replicas:

@@ -38,7 +38,7 @@ LEASE_S = 8.0
 
 
 class HostLock:
-    """Held by the serving process as long as it lives; the kernel lets go of it whatever the end."""
+    """The lock of the serving process as long as it lives; the kernel lets go of it whatever the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -126,7 +126,7 @@ def _clear(path: Path) -> None:
 
 
 async def serve(path: Path, journal: SlotJournal, limiter: LocalLimiter, clock: Callable[[], float]) -> None:
-    """Until cancelled. The lock is held, so a socket file that is there is a dead host's. The directory guards it."""
+    """Serves until cancelled. The lock is held, so a socket file there is a dead host's. The directory guards it."""
     guests: set[Guest] = set()
     _clear(path)
     server = await asyncio.get_running_loop().create_unix_server(lambda: Guest(limiter, guests, clock), str(path))

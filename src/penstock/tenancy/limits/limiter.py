@@ -37,7 +37,7 @@ class Limiter(Protocol):
         """
 
     def progress(self, held: Held, used: int) -> None:
-        """So much is used already: what the tenant pays if this process dies before it settles."""
+        """Notes how much is used already: what the tenant pays if this process dies before it settles."""
 
     def settle(self, held: Held, used: int) -> None:
         """The request ended, however it ended, and used this many tokens."""

@@ -74,7 +74,7 @@ def limits(quota: Quota) -> tuple[int, ...]:
 
 
 class Granted:
-    """What this process was granted, by tenant and slot: a Redis that lost its memory is told."""
+    """Grants of this process, by tenant and slot: a Redis that lost its memory is told."""
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[int, Slot]] = {}
@@ -111,7 +111,7 @@ class Granted:
 
 
 class SharedReservation:
-    """Held from the account in Redis."""
+    """A reservation from the account in Redis."""
 
     __slots__ = ("id", "quota", "start", "tenant", "tokens", "used")
 
@@ -184,7 +184,7 @@ class RedisLimiter:
         self._workers = [Worker.of_task(_NAME, task) for task in self._tasks]
 
     async def close(self) -> None:
-        """What ended is still told, if Redis answers."""
+        """Stops the limiter. Requests that ended are still told, if Redis answers."""
         for worker in self._workers:
             worker.stop()
         self._is_closing = True
@@ -303,7 +303,7 @@ class RedisLimiter:
         self._wake.set()
 
     def _restores(self, *, is_known: bool) -> list[_Call]:
-        """Where this process is known, what it held may have been settled when its lease ended: nothing comes back."""
+        """Restores of what is open. If `is_known`, a lease's end may have settled it: nothing unused comes back."""
         return [
             _Call(held.tenant, self._about("restore", held, held.tokens, held.used, 0 if is_known else held.start))
             for held in self._open.values()
@@ -351,7 +351,7 @@ class RedisLimiter:
             call.answer.set_result(call.held)
 
     def _lose(self, batch: list[_Call]) -> None:
-        """Who waits is answered without Redis. What ended is told once it is back; ending twice does nothing."""
+        """Answers the waiting calls without Redis. What ended is told once Redis is back; ending twice does nothing."""
         self.is_connected = False
         waiting, self._calls = [*batch, *self._calls], []
         for call in waiting:

@@ -45,7 +45,7 @@ PATIENCE_S = 3.0  # how long a request may wait while the host changes
 
 
 class RemoteReservation:
-    """Held from the host's limiter, or, once this process has become the host, from its own."""
+    """A reservation from the host's limiter, or, once this process has become the host, from its own."""
 
     __slots__ = ("id", "local", "quota", "tenant", "tokens", "used")
 
@@ -145,7 +145,7 @@ class SharedLimiter:
                 self._local.settle(held, used)
 
     def _send(self, ask: Ask) -> None:
-        """Without a link nothing is lost: a new one begins with all that is open and all that waits."""
+        """Sends over the link, if there is one. Nothing is lost: a new one begins with all that is open and waits."""
         if self._link is not None:
             self._link.send(ask)
 

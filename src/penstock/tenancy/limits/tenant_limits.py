@@ -177,7 +177,7 @@ class TenantLimits:
             self._record(0, -unused, now)
 
     def _refusal(self, costs: Costs, now: int) -> Refusal:
-        """Why not, by the last limit that is short, without a time to come back."""
+        """Returns the refusal by the last limit that is short, without a time to come back."""
         kept = self._places.kept
         short = [window for window in self.windows if not window.has_room(costs[window.kind])]
         if not short and self._places.by_due:
@@ -207,7 +207,7 @@ class TenantLimits:
             due = fits_from
 
     def _keep(self, place: Place) -> None:
-        """As far as places may hold so much."""
+        """Adds a place, as far as places may hold so much."""
         kept, requests, tokens = self._places.kept, self.quota.requests, self.quota.tokens
         if len(self._places) >= MAX_PLACES or (requests is not None and kept[REQUESTS] >= requests.per_minute):
             return

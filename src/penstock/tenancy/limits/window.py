@@ -60,6 +60,6 @@ class Window:
         self.used += amount
 
     def departures(self, now: int) -> Iterator[tuple[int, int]]:
-        """When each slot will have left, and the change of the count then."""
+        """Yields when each slot will have left, and the change of the count then."""
         for slot in self._live:
             yield slot.last(now) + MINUTE, -slot.amounts[self.kind]

@@ -1,4 +1,4 @@
-"""What gateway processes and the limiter of their host say to each other: batches of small messages, one frame each.
+"""Messages between gateway processes and the limiter of their host: batches of small messages, one frame each.
 
 A frame is four bytes of length and a msgpack array. All that gathers within one turn of an event loop shares a frame,
 so that hundreds of requests share a round trip.
@@ -38,7 +38,7 @@ class Progress(msgspec.Struct, array_like=True, tag=3):
 
 
 class Restore(msgspec.Struct, array_like=True, tag=4):
-    """Told to a new host: this was given to me by the one that died, and it is still open."""
+    """A reservation told to a new host: the one that died gave it to me, and it is still open."""
 
     id: int
     tenant: str

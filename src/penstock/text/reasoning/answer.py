@@ -11,7 +11,7 @@ class AnswerParser:
     """`calls` is None where no tool may be called, or where the splitter finds the calls itself."""
 
     def __init__(self, splitter: Splitter | None, calls: CallParser | None, most: int | None = None) -> None:
-        """After `most` calls it is done, and hears no more."""
+        """`most`: the number of calls after which it is done, and hears no more; None: no limit."""
         self._splitter = splitter
         self._calls = calls
         self._most = most
@@ -26,7 +26,7 @@ class AnswerParser:
         return self._read([Text(text)] if self._splitter is None else self._splitter.push(text))
 
     def flush(self, *, is_cut: bool) -> list[Part]:
-        """At the end of the text: what was held back."""
+        """Parts that were held back, at the end of the text."""
         found = [] if self._splitter is None else self._read(self._splitter.flush(is_cut=is_cut))
         if self._calls is not None:
             for part in self._calls.flush():

@@ -22,7 +22,7 @@ class ReasoningFormat:
     gap: str = ""  # what models write between the end of their thoughts and the answer
 
     def splitter(self, prompt_end: str, *, may_call: bool = False) -> Splitter:
-        """Of an answer that goes on after this prompt."""
+        """Splitter of an answer that goes on after this prompt."""
         if self.tags is None:
             return HarmonySplitter(prompt_end, may_call=may_call)
         return TagSplitter(self.tags, is_inside=self.tags.opens_at_end(prompt_end))
@@ -68,8 +68,8 @@ FORMATS = {known.name: known for known in (THINK, SEED, MISTRAL, GRANITE, GRANIT
 
 
 def choose(template: str, name: str | None = None) -> ReasoningFormat | None:
-    """By name, `none` among them, or else by what the chat template gives away. None: the model does not reason, or
-    its thoughts stay in its answer."""
+    """Format by name, `none` among them, or else by what the chat template gives away. None: the model does not reason,
+    or its thoughts stay in its answer."""
     if name in FORMATS or name == "none":
         return FORMATS.get(name)
     if harmony.CHANNEL in template and harmony.MESSAGE in template:

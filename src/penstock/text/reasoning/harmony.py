@@ -54,8 +54,8 @@ class Header:
 
 class HarmonySplitter:
     def __init__(self, prompt_end: str, *, may_call: bool) -> None:
-        """`prompt_end` is the end of the prompt, in whose last message the answer begins. Without `may_call`, what the
-        model writes to a function is text: none was on offer."""
+        """`prompt_end` is the end of the prompt, in whose last message the answer begins. A message to a function is
+        text without `may_call`: none was on offer."""
         self._may_call = may_call
         self._held = ""
         self._header: str | None = ""  # as far as it has come; None: its message has begun
@@ -123,7 +123,7 @@ class HarmonySplitter:
             return False
         self._tell(self._held[:at], found)
         self._end(found)
-        # What stands between a message's end and the next one's header is dropped with it.
+        # Text between a message's end and the next one's header is dropped with it.
         self._header, self._held = "", self._held[at if mark == CHANNEL else at + len(mark) :]
         return True
 

@@ -1,6 +1,6 @@
-"""What every format's splitter does: it is fed the text of one answer as it comes, and tells its parts.
+"""Interface of every format's splitter: it is fed the text of one answer as it comes, and tells its parts.
 
-How the text was cut on its way here changes nothing but how often something is told. What may be the beginning of a
+The pieces in which the text came change nothing but how often something is told. Text that may be the beginning of a
 mark is held back until it is known.
 """
 
@@ -15,7 +15,7 @@ from penstock.text.tools.parts import Part
 class Splitter(Protocol):
     @property
     def is_inside(self) -> bool:
-        """What comes next is a thought, or the mark that ends it."""
+        """Whether a thought comes next, or the mark that ends it."""
 
     @property
     def is_answering(self) -> bool:
@@ -24,7 +24,7 @@ class Splitter(Protocol):
     def push(self, text: str) -> list[Part]: ...
 
     def flush(self, *, is_cut: bool) -> list[Part]:
-        """At the end of the text: what was held back. `is_cut`: the answer did not end by itself."""
+        """Parts that were held back, at the end of the text. `is_cut`: the answer did not end by itself."""
 
 
 def without_beginning(text: str, marks: Iterable[str]) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def without_beginning(text: str, marks: Iterable[str]) -> tuple[str, str]:
 
 
 def _num_shared(text: str, mark: str) -> int:
-    """How much of the mark the text ends with, short of all of it."""
+    """Number of characters of the mark that the text ends with, short of all of it."""
     if mark[0] not in text[1 - len(mark) :]:
         return 0
     for length in range(min(len(mark) - 1, len(text)), 0, -1):

@@ -1,7 +1,7 @@
 """Thoughts between two marks at the beginning of an answer: `<think>…</think>` and what others write in its place.
 
-Many templates open the thoughts themselves, so that an answer begins inside of them. After the closing mark no mark
-means anything any more. Some families put the answer between marks of its own, which are no part of it.
+Many templates open the thoughts themselves, so that an answer begins inside of them. No mark means anything after the
+closing one. Some families put the answer between marks of its own, which are no part of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the thoughts of an answer end, told token by token: for counts and for budgets, which must not depend on how
+"""Tracker of the end of an answer's thoughts, token by token: for counts and for budgets, which must not depend on how
 text was held back or joined on its way to a client."""
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ FORMATS = {known.name: known for known in _KNOWN}
 
 
 def choose(template: str, name: str | None = None) -> ToolFormat:
-    """By name, or else by what the chat template gives away of its family."""
+    """Format by name, or else by what the chat template gives away of its family."""
     if name in FORMATS:  # a gateway may be older than its replica
         return FORMATS[name]
     if "<|channel|>" in template and "<|message|>" in template:

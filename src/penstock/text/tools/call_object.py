@@ -54,7 +54,7 @@ class ArgumentText:
         return end
 
     def taken(self) -> str:
-        """What came since this was last asked."""
+        """Text that came since this was last called."""
         text, self._fresh = "".join(self._fresh), []
         return text
 
@@ -82,7 +82,7 @@ class CallObject:
         return self._arguments.taken() if self.name is not None and self._arguments is not None else ""
 
     def run(self, text: str, at: int) -> int:
-        """As of `ArgumentText`."""
+        """Takes plain characters of a string, as `ArgumentText.run`; returns the end of them."""
         return self._scan.run(text, at) if isinstance(self._scan, ArgumentText) else at
 
     def take(self, character: str) -> State:
@@ -164,7 +164,7 @@ def _string(read: list[str]) -> str | None:
 
 
 def _object_in(text: str) -> str:
-    """Of arguments that are no object: JSON in a string, nothing at all, or a mistake that its reader is to see."""
+    """Text of arguments that are no object: JSON in a string, nothing, or a mistake that its reader is to see."""
     if text in ("null", '""'):
         return "{}"
     return _string([text]) or text

@@ -1,4 +1,4 @@
-"""How one family of models calls tools: how it is told of them, what its calls look like, and what keeps it to that.
+"""Tool format of one family of models: how it is told of tools, what its calls look like, and what keeps it to that.
 
 A family is one instance of `ToolFormat` in a file of its own. Most chat templates tell the model of its tools
 themselves; for one that cannot, `spelled_out` says it in a system message, and writes calls and results as plain turns.
@@ -48,8 +48,8 @@ class ToolFormat:
         most: int | None = None,
         otherwise: Guide | None = None,
     ) -> Guide | None:
-        """What keeps an answer to good calls; None if nothing has to. `special` are the ids of `marks` that are tokens,
-        and `otherwise` is what an answer without calls has to follow: a JSON schema."""
+        """Guide that keeps an answer to good calls; None if none is needed. `special` are the ids of `marks` that are
+        tokens, and `otherwise` is what an answer without calls has to follow: a JSON schema."""
         if self.is_alone and not is_required:
             return otherwise  # it is for the text of an answer, and a call has none
         if is_required:
@@ -70,13 +70,13 @@ class ToolFormat:
         return _short(digest.digest(), self.id_characters)
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """With ids that the template accepts: those of another server's calls may be longer."""
+        """Messages with ids that the template accepts: those of another server's calls may be longer."""
         if self.retold is not None:
             messages = self.retold(messages)
         return [self._with_short_ids(message) for message in messages] if self.id_characters else list(messages)
 
     def spelled_out(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-        """For a template that knows no tools."""
+        """Messages for a template that knows no tools: tools, calls and results are spelled out in plain turns."""
         found: list[Message] = []
         if tools:
             listed = self.instructions(json.dumps(list(tools), ensure_ascii=False))

@@ -29,8 +29,8 @@ class Tool:
         return frozenset(name for name, of in properties.items() if isinstance(of, dict) and of.get("type") == "string")
 
     def schema(self) -> dict[str, Any]:
-        """Of the arguments as the model is made to write them: on one line, as models are trained to. Where nothing was
-        said, keywords that the grammar cannot express are let go; who says strict is refused instead."""
+        """Schema of the arguments as the model is made to write them: on one line, as models are trained to. Keywords
+        that the grammar cannot express are let go, unless the tool is strict: then it is refused."""
         if self.strict is False:
             found: dict[str, Any] = {"type": "object"}
         else:
@@ -41,7 +41,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Shape:
-    """How calls are written, to the letter."""
+    """Spelling of calls, to the letter."""
 
     mark: str  # what opens them; empty: nothing does
     opening: str = ""

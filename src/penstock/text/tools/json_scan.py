@@ -1,4 +1,4 @@
-"""Where a JSON value ends, told character by character.
+"""Scanner that finds the end of a JSON value, character by character.
 
 It follows strings and brackets and judges nothing else: whether the value is good JSON is for its reader to find out.
 """
@@ -28,7 +28,7 @@ class ValueScan:
         self._is_escaped = False
 
     def plain_end(self, text: str, at: int) -> int:
-        """How far from `at` on the text is plain characters of a string: they change nothing here."""
+        """End of the plain characters of a string from `at` on: they change nothing here."""
         if not self.is_in_string or self._is_escaped:
             return at
         found = _PLAIN.match(text, at)

@@ -4,7 +4,7 @@
     <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": …}
     <|python_tag|>brave_search.call(query="weather in Paris")
 
-Without the tag an object is a call only if its name is a tool's: it could be an answer in JSON.
+An object without the tag is a call only if its name is a tool's: it could be an answer in JSON.
 """
 
 from __future__ import annotations

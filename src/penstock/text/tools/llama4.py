@@ -4,7 +4,7 @@
     <|python_start|>{"name": "get_weather", "parameters": {"city": "Paris"}}<|python_end|>
     [get_weather(city="Paris"), get_time()]
 
-Without the mark an object or a list is a call only if its names are tools': it could be an answer.
+An object or a list without the mark is a call only if its names are tools': it could be an answer.
 """
 
 from __future__ import annotations

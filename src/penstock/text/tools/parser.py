@@ -1,10 +1,10 @@
-"""From text as it comes to the parts of an answer, whatever the family: where its calls begin, and where they end.
+"""Parser of text as it comes into the parts of an answer, for all families: where calls begin, and where they end.
 
-A call is opened by a mark, or, where the family has none, by a brace that begins the answer. What turns out to be no
-call is given back as text, to the letter. What has begun stays a call: it was told, and cannot be taken back.
+A call is opened by a mark, or, where the family has none, by a brace that begins the answer. Text that turns out to be
+no call is given back as text, to the letter. A call that has begun stays one: it was told, and cannot be taken back.
 
-How the text was cut on its way here changes nothing but how often something is told: a part is told as soon as no later
-text can change it. So whoever pushes the same text again, in whatever pieces, comes to the same place.
+The pieces in which the text came change nothing but how often something is told: a part is told as soon as no later
+text can change it. So a caller that pushes the same text again, in whatever pieces, comes to the same place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Call = CallObject | NamedCall | PythonText | MarkedCall | KeyedCall
 
 @dataclass(frozen=True)
 class Syntax:
-    """How a family writes its calls."""
+    """Syntax of a family's calls."""
 
     mark: str
     close: str = ""  # what ends them, if anything but the end of the answer does
@@ -37,8 +37,8 @@ class Syntax:
 
 
 class CallParser:
-    """`names` are the tools on offer. After `most` calls it is done, and hears no more. `texts`: arguments of each that
-    are texts, for families that do not write them as JSON."""
+    """`names` are the tools on offer. `most`: the number of calls after which it is done, and hears no more. `texts`:
+    arguments of each that are texts, for families that do not write them as JSON."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CallParser:
         return self._told()
 
     def flush(self) -> list[Part]:
-        """At the end of the text: what was held back."""
+        """Parts that were held back, at the end of the text."""
         if self.is_done:
             return self._told()
         if isinstance(self._call, PythonText):
@@ -133,7 +133,7 @@ class CallParser:
             add(self._parts, Text(text))
 
     def _open(self, mark: str, *, is_bare: bool = False) -> None:
-        """With the white space before the mark."""
+        """Begins calls at a mark, with the white space before it."""
         self._raw, self._gap, self._is_bare = mark, "", is_bare
         self._is_in_calls = self._is_first = True
 
@@ -209,7 +209,7 @@ class CallParser:
         return ""
 
     def _leave_call(self, call: _Call, state: State, text: str) -> str:
-        """What is left of the text, which begins with the character that ended the call or broke it."""
+        """Ends the call; returns the text that is left, which begins with the character that ended or broke it."""
         if isinstance(call, PythonText) and state is State.ENDED:
             self._tell_calls(call.calls())
             if not self._is_in_calls:
@@ -251,7 +251,7 @@ class CallParser:
 
 
 def _num_shared(text: str, mark: str) -> int:
-    """How much of the mark the text ends with."""
+    """Number of characters of the mark that the text ends with."""
     if mark[0] not in text[1 - len(mark) :]:
         return 0
     for length in range(min(len(mark) - 1, len(text)), 0, -1):

@@ -1,4 +1,4 @@
-"""What an answer is made of: thoughts, where the model reasons; runs of text; and calls of tools.
+"""Parts that an answer is made of: thoughts, where the model reasons; runs of text; and calls of tools.
 
 A call is begun with its name, gets its arguments as text, a little at a time, and is ended. One that was cut short is
 never ended.
@@ -42,7 +42,7 @@ Part = ReasoningText | Text | CallBegun | CallArguments | CallEnded
 
 
 def add(parts: list[Part], part: Part) -> None:
-    """At the end, joined with the last one if both are text of the same."""
+    """Appends the part, joined with the last one if both are text of the same."""
     last = parts[-1] if parts else None
     if isinstance(part, Text) and isinstance(last, Text):
         parts[-1] = Text(last.text + part.text)

@@ -82,7 +82,7 @@ class Recorder:
 
 
 def stand_in(arch: int) -> Recorder:
-    """Whatever Triton and our kernels ask of a GPU, answered for this one."""
+    """Answers whatever Triton and our kernels ask of a GPU, for this one."""
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
@@ -176,7 +176,7 @@ def translated(variant: Variant, arch: int) -> str | None:
 
 
 def covering(variants: list[Variant], features: Callable[[Variant], Iterable[object]]) -> list[Variant]:
-    """Of each kernel as few variants as have every feature of all of them."""
+    """Returns of each kernel as few variants as have every feature of all of them."""
     chosen = []
     by_kernel: dict[str, list[tuple[Variant, set[object]]]] = {}
     for variant in variants:
@@ -221,8 +221,8 @@ def choice(value: object) -> object:
 
 
 def all_failures(work: list[tuple[Callable[[Variant, int], str | None], Variant, int]]) -> list[str]:
-    """In as many processes as there are processors. They are forked: variants hold functions of Triton's. A compiler
-    that aborts takes its process with it, which raises."""
+    """Returns all failures, found in a process per processor. They are forked: variants hold functions of Triton's. A
+    compiler that aborts takes its process with it, which raises."""
     global _work
     _work = work
     num_processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
@@ -253,8 +253,8 @@ def report(arch: int) -> Report:
 
 
 def report_of(arch: int) -> Report:
-    """In a child process. Triton's cache is in the penstock home, by the kernels' source, Triton's own and the target:
-    what has not changed is not compiled again, in whichever checkout."""
+    """Returns the report of a child process. Triton's cache is in the penstock home, by the kernels' source, Triton's
+    own and the target: what has not changed is not compiled again, in whichever checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # Triton keeps absolute paths there: by way of this run's own home, the next run would find none of them.
     directory = (penstock_home() / "triton").resolve()

@@ -141,7 +141,7 @@ def tensors(kv: LayerKV) -> tuple[torch.Tensor, ...]:
 
 
 def padded(batch: Batch) -> Batch:
-    """With one more sequence, of one token and no context."""
+    """Returns the batch with one more sequence, of one token and no context."""
     zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     return replace(
         batch,

@@ -1,4 +1,4 @@
-"""As many replicas as the busiest minute needs, all the time."""
+"""A baseline with as many replicas as the busiest minute needs, all the time."""
 
 from __future__ import annotations
 
