@@ -360,6 +360,24 @@ def test_an_admin_goes_back_from_a_held_version_at_once() -> None:
     assert rollout.seen.weights == {"v1": 100.0, "v2": 0.0}
 
 
+def test_the_last_step_can_be_passed_before_its_shares_are_in_force() -> None:
+    rollout = watching(plan(steps=[{"share": 0.1}, {"share": 1}], settle_s=5, hold_s=100))
+    rollout.order(OperatorAction.PROMOTE)
+    few = PoolSeen(ready=1, can_take=0.5)
+    rollout.look(new=few)
+    rollout.now += SHORT.capacity_wait_s
+    rollout.look(new=few)
+    assert (rollout.state.phase, rollout.state.watched) == (Phase.PAUSED, 0)
+    rollout.order(OperatorAction.PROMOTE)
+    assert rollout.state.phase is Phase.HOLDING
+    assert targets(rollout.state).weights == {"v1": 0.0, "v2": 100.0}
+    order = order_for_gateways(rollout.state)
+    assert (order.step, order.settle_until) == (1, rollout.now + 5.0)
+    rollout.now += 100.0
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
+
+
 def test_an_order_is_obeyed_once() -> None:
     rollout = watching()
     order = OperatorOrder(1, OperatorAction.PROMOTE, "bob")

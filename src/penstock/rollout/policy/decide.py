@@ -217,6 +217,8 @@ def _next_step(state: RolloutState, now: float, reason: str, gates: Sequence[Gat
     following = state.step + 1
     steps = state.plan.steps
     if following == len(steps):
+        if state.step_in_force != state.step:  # an order passes it before its shares are in force
+            state = _settling(replace(state, step_in_force=state.step, tenants=()), now)
         held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s)
         if state.plan.on_promote == "release":
             held = replace(held, hold_until=now)
