@@ -194,3 +194,24 @@ def test_news_that_comes_while_the_thread_looks_for_some_is_not_lost(store: Stor
     woken.between = lambda: runner.apply(())
     eventually(lambda: [one.id for one in told[-1]] == [begun.id])
     runner.close()
+
+
+def test_rollouts_that_take_long_cost_no_other_its_lease(store: Store, url: str) -> None:
+    models = ["m1", "m2", "m3"]
+    timer_s = 0.0
+
+    class Slow(Versions):
+        def num_ready(self, model: str, version: str) -> int | None:
+            nonlocal timer_s
+            timer_s += 0.75  # a look has two of them
+            return 2
+
+    store.routes.declare([Declared(model, {"v1": 100.0, "v2": 0.0}, {}) for model in models])
+    for model in models:
+        start_rollout(store, model, "v2")
+    runner = ElectedRunner(open_store(url), lease_s=4.0, timer=lambda: timer_s)
+    runner._versions = Slow()
+    for _ in range(3):
+        runner._step(has_news=True)
+        assert all(turn.is_leading for turn in runner._turns.values())
+    runner.close()

@@ -76,12 +76,15 @@ class ElectedRunner:
         lease_s: float = LEASE_S,
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`timer`: a clock that never runs backwards."""
         self._store = store
         self._versions: VersionsSeen | None = None
         self._lease_s = lease_s
         self._every_s = every_s
         self._clock = clock
+        self._timer = timer
         self._holder = secrets.token_hex(8)
         self._turns: dict[str, _Turn] = {}  # by model
         self._fleets: dict[str, str] = {}  # by pool that a controller sizes for rollouts
@@ -148,6 +151,7 @@ class ElectedRunner:
             }
             for rollout in on:
                 try:
+                    self._renew_leases()
                     self._take_turn(rollout)
                 except StoreUnavailable:
                     raise
@@ -156,14 +160,21 @@ class ElectedRunner:
         except StoreUnavailable as error:
             log.warning("rollouts stay as they are: %s", error.message)
 
+    def _renew_leases(self) -> None:
+        """A rollout that takes long, as one that is taken over, costs no other its lease."""
+        for turn in self._turns.values():
+            if turn.is_leading:
+                try:
+                    turn.keeper.renew()
+                except LeaseLost:
+                    turn.is_leading = False
+
     def _take_turn(self, rollout: Rollout) -> None:
         """Runs it if it is this gateway's to run."""
         turn = self._turns.get(rollout.model)
         if turn is None:
-            keeper = LeaseKeeper(
-                self._store.fleet, lease_of(rollout.model), self._holder, self._lease_s, time.monotonic
-            )
-            runner = RolloutRunner(self._store, keeper.fenced, self._capacity, self._clock)
+            keeper = LeaseKeeper(self._store.fleet, lease_of(rollout.model), self._holder, self._lease_s, self._timer)
+            runner = RolloutRunner(self._store, keeper.fenced, self._capacity, self._clock, self._timer)
             turn = self._turns[rollout.model] = _Turn(keeper, runner)
         try:
             is_others = self._is_of_fleet(rollout)
@@ -190,7 +201,6 @@ class ElectedRunner:
             if not turn.keeper.try_take():
                 return False
             turn.is_leading = True
-            turn.runner.forget()
             log.info("this gateway runs the rollout of %s, which no fleet runs", rollout.model)
         with turn.keeper.fenced():
             pass  # a round that writes nothing renews the lease, too
