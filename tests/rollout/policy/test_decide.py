@@ -331,6 +331,20 @@ def test_replicas_that_nobody_knows_of_are_no_loss_and_no_capacity() -> None:
     assert waiting.state.reason.endswith("nobody knows its replicas")
 
 
+def test_looks_of_which_nobody_knows_do_not_begin_a_loss_anew() -> None:
+    rollout = serving()
+    for _ in range(int(SHORT.unready_s)):
+        rollout.look(new=NOBODY)
+        assert rollout.state.phase is Phase.WATCHING
+        rollout.now += 1.0
+        rollout.look(new=PoolSeen(ready=None))
+        assert rollout.state.phase is Phase.WATCHING
+        rollout.now += 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason.startswith("v2 has had no ready replica for 15 s")
+
+
 def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> None:
     rollout = serving()
     for _ in range(10):

@@ -129,24 +129,35 @@ def _with_clock(state: RolloutState, now: float) -> RolloutState:
     back."""
     if now >= state.since:
         return state
-    unready_since = None if state.unready_since is None else min(state.unready_since, now)
+    unready_since, unknown_since = (
+        None if at is None else min(at, now) for at in (state.unready_since, state.unknown_since)
+    )
     return replace(
         state,
         since=now,
         settle_until=min(state.settle_until, now + state.plan.settle_s),
         hold_until=min(state.hold_until, now + state.plan.hold_s),
         unready_since=unready_since,
+        unknown_since=unknown_since,
     )
 
 
 def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
-    """Takes down since when clients are sent to a new version without a ready replica. Nobody's knowledge is no such
-    time; nor is one in which the old version has none either: nothing would be won by going back."""
+    """Takes down since when clients are sent to a new version without a ready replica. A time in which nobody knows the
+    replicas neither counts nor begins it anew; one in which the old version has none either is no such time: nothing
+    would be won by going back."""
     has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
+    since, unknown_since = state.unready_since, state.unknown_since
+    if has_clients and seen.new.ready is None:
+        return state if since is None or unknown_since is not None else replace(state, unknown_since=now)
     is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state))
-    if is_unready is (state.unready_since is not None):
-        return state
-    return replace(state, unready_since=now if is_unready else None)
+    if not is_unready:
+        since = None
+    elif since is None:
+        since = now
+    elif unknown_since is not None:
+        since += now - unknown_since
+    return replace(state, unready_since=since, unknown_since=None)
 
 
 def _is_parked(state: RolloutState) -> bool:
@@ -155,7 +166,9 @@ def _is_parked(state: RolloutState) -> bool:
 
 
 def _is_unready_for_long(state: RolloutState, now: float) -> bool:
-    return state.unready_since is not None and now - state.unready_since >= state.plan.unready_s
+    if state.unready_since is None or state.unknown_since is not None:
+        return False
+    return now - state.unready_since >= state.plan.unready_s
 
 
 def _unready_reason(state: RolloutState, now: float) -> str:

@@ -108,6 +108,7 @@ class RolloutState(Struct, frozen=True):
     hands_off: bool = False  # somebody else set the shares: they are left as they are
     hold_until: float = 0.0
     unready_since: float | None = None  # clients are sent to the new version, and it has no ready replica; None: it has
+    unknown_since: float | None = None  # with `unready_since`: nobody has known its replicas from then on
     tenants: tuple[str, ...] = ()  # with gates of their own in this step
     last_order: int = 0
     reason: str = ""
