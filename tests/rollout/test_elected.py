@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import StoreUnavailable
 from penstock.core.rollout import RolloutOrder
 from penstock.rollout.desk import start_rollout
 from penstock.rollout.elected import ElectedRunner, lease_of
 from penstock.tenancy import fleet as tables
 from penstock.tenancy.fleet import PoolStatus
-from penstock.tenancy.rollouts import Rollout, RolloutVerb
+from penstock.tenancy.rollouts import Rollout, RolloutBook, RolloutVerb
 from penstock.tenancy.routes import Declared
 from penstock.tenancy.store import Store, open_store
 from tests.waiting import eventually
@@ -193,6 +194,26 @@ def test_news_that_comes_while_the_thread_looks_for_some_is_not_lost(store: Stor
     eventually(lambda: told[-1] == [])  # it is over, as the thread is still to hear
     woken.between = lambda: runner.apply(())
     eventually(lambda: [one.id for one in told[-1]] == [begun.id])
+    runner.close()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("it is away"), ValueError("a bug")])
+def test_news_that_comes_while_the_store_is_away_is_heard_later(store: Store, url: str, error: Exception) -> None:
+    class Away(RolloutBook):
+        failures = 2
+
+        def all(self, model: str | None = None) -> list[Rollout]:
+            if self.failures:
+                self.failures -= 1
+                raise error
+            return super().all(model)
+
+    told: list[list[Rollout]] = []
+    opened = open_store(url)
+    opened.rollouts.__class__ = Away
+    runner = ElectedRunner(opened, lease_s=0.3, every_s=0.02)
+    runner.start(Versions(), told.append)
+    eventually(lambda: told == [[]])
     runner.close()
 
 

@@ -126,14 +126,17 @@ class ElectedRunner:
                 self._woken.clear()  # before anything is read: what comes from now on wakes it again
             if self._stopping.is_set():
                 break
+            is_heard = False
             with outliving(_NAME):
-                self._step(has_news=has_news)
+                is_heard = self._step(has_news=has_news)
+            if has_news and not is_heard:
+                self._woken.set()  # the next step hears it, whether there is work or not
             self._stopping.wait(self._every_s)
         for turn in self._turns.values():
             turn.leave()
 
-    def _step(self, *, has_news: bool) -> None:
-        """`has_news`: a rollout may have begun or ended."""
+    def _step(self, *, has_news: bool) -> bool:
+        """Whether the store answered to the end. `has_news`: a rollout may have begun or ended."""
         try:
             if has_news:
                 self._over = [one for one in self._store.rollouts.all() if one.is_over]
@@ -142,7 +145,7 @@ class ElectedRunner:
             for model in self._turns.keys() - {one.model for one in on}:
                 self._turns.pop(model).leave()
             if not on:
-                return
+                return True
             now = self._clock()
             self._fleets = {
                 one.pool: one.fleet
@@ -159,6 +162,8 @@ class ElectedRunner:
                     count_error(_NAME, error)
         except StoreUnavailable as error:
             log.warning("rollouts stay as they are: %s", error.message)
+            return False
+        return True
 
     def _renew_leases(self) -> None:
         """A rollout that takes long, as one that is taken over, costs no other its lease."""
