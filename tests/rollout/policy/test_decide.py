@@ -214,6 +214,20 @@ def test_a_wall_clock_that_goes_back_stops_no_decision() -> None:
     assert rollout.state.phase is Phase.PROMOTED
 
 
+def test_a_wall_clock_that_goes_back_past_a_loss_alone_counts_it_from_then_on() -> None:
+    rollout = serving()
+    rollout.now += 100.0
+    rollout.look(new=NOBODY)
+    rollout.now -= 50.0  # the step began before
+    rollout.look(new=NOBODY)
+    rollout.now += SHORT.unready_s - 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.now += 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+
+
 def test_too_few_requests_pause_it_in_the_end() -> None:
     rollout = watching()
     rollout.now += 4 * 300.0

@@ -127,14 +127,12 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
 def _with_clock(state: RolloutState, now: float) -> RolloutState:
     """No moment that has passed is ahead, and none that is waited for is farther than it can be: wall clocks are set
     back."""
-    if now >= state.since:
-        return state
     unready_since, unknown_since = (
         None if at is None else min(at, now) for at in (state.unready_since, state.unknown_since)
     )
     return replace(
         state,
-        since=now,
+        since=min(state.since, now),
         settle_until=min(state.settle_until, now + state.plan.settle_s),
         hold_until=min(state.hold_until, now + state.plan.hold_s),
         unready_since=unready_since,
