@@ -40,6 +40,7 @@ SHORT = plan(
     settle_s=0,
 )
 NOBODY = PoolSeen()
+PARKED = PoolSeen(ready=0, can_take=0.0)  # in a pool that a fleet sizes
 
 
 class Rollout:
@@ -444,7 +445,7 @@ def test_a_version_that_fails_while_the_old_one_is_held_is_aborted(on_promote: s
     assert targets(rollout.state).weights == {"v1": 100.0, "v2": 0.0}
 
 
-@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", NOBODY)])
+@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", PARKED)])
 def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_promote: str, old: PoolSeen) -> None:
     rollout = held(on_promote=on_promote)
     rollout.look(old=old, new=NOBODY)
@@ -452,6 +453,14 @@ def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_
     rollout.now += 600.0
     rollout.look(old=old, new=NOBODY)
     assert rollout.state.phase is Phase.ABORTING
+
+
+def test_nobody_wakes_parked_replicas_where_no_fleet_does() -> None:
+    rollout = held(on_promote="park")
+    for _ in range(10):
+        rollout.look(old=NOBODY, new=NOBODY)
+        rollout.now += 10.0
+    assert rollout.state.phase is Phase.HOLDING
 
 
 def test_no_version_is_promoted_in_the_moment_in_which_it_has_no_replica() -> None:

@@ -148,7 +148,7 @@ def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState
     since, unknown_since = state.unready_since, state.unknown_since
     if has_clients and seen.new.ready is None:
         return state if since is None or unknown_since is not None else replace(state, unknown_since=now)
-    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state))
+    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state, seen))
     if not is_unready:
         since = None
     elif since is None:
@@ -158,9 +158,10 @@ def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState
     return replace(state, unready_since=since, unknown_since=None)
 
 
-def _is_parked(state: RolloutState) -> bool:
-    """Whether the old version's replicas may be asleep, and are woken for the way back."""
-    return state.phase is Phase.HOLDING and state.plan.on_promote == "park"
+def _is_parked(state: RolloutState, seen: Seen) -> bool:
+    """Whether the old version's replicas may be asleep, and a fleet that sizes their pool wakes them for the way back."""
+    is_sized = seen.old.can_take is not None
+    return state.phase is Phase.HOLDING and state.plan.on_promote == "park" and is_sized
 
 
 def _is_unready_for_long(state: RolloutState, now: float) -> bool:
