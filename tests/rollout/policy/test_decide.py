@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict
-from penstock.core.rollout import BLOCK_S, Arm, Block
+from penstock.core.rollout import BLOCK_S, Arm, Block, CellKey, Metric
 from penstock.rollout.policy.decide import decide, start
 from penstock.rollout.policy.evidence import Evidence
 from penstock.rollout.policy.gates import evidence_for
@@ -29,6 +29,7 @@ from penstock.rollout.policy.state import (
     targets,
 )
 from tests.rollout.policy.blocks import BEGAN, READY, plan, seen_in_force, started, traffic
+from tests.rollout.policy.blocks import block as block_of
 
 SHORT = plan(
     steps=[
@@ -453,6 +454,16 @@ def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_
     rollout.now += 600.0
     rollout.look(old=old, new=NOBODY)
     assert rollout.state.phase is Phase.ABORTING
+
+
+def test_refusals_of_another_hour_are_not_held_against_a_version_in_the_hold() -> None:
+    rollout = held()
+    rollout.add(block_of(rollout.now, [(CellKey(Metric.REFUSALS, Arm.OLD), [0.0] * 1000)]), at=rollout.now)
+    for _ in range(10):
+        rollout.add(block_of(rollout.now, [(CellKey(Metric.REFUSALS, Arm.NEW), [1.0] * 100)], step=1), at=rollout.now)
+    decision = rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    assert "refusals" not in [gate.gate for gate in decision.gates]
 
 
 def test_nobody_wakes_parked_replicas_where_no_fleet_does() -> None:

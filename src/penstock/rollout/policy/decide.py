@@ -159,7 +159,7 @@ def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState
 
 
 def _is_parked(state: RolloutState, seen: Seen) -> bool:
-    """Whether the old version's replicas may be asleep, and a fleet that sizes their pool wakes them for the way back."""
+    """Whether the old version's replicas may be asleep, and a fleet that sizes their pool wakes them to go back."""
     is_sized = seen.old.can_take is not None
     return state.phase is Phase.HOLDING and state.plan.on_promote == "park" and is_sized
 
