@@ -372,10 +372,30 @@ def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> N
 def test_a_version_that_is_gone_ends_it() -> None:
     rollout = serving()
     rollout.look(has_new=False)
+    rollout.now += SHORT.unready_s
+    rollout.look(has_new=False)
     assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason == "v2 has been no version of m for 15 s: back to v1"
     rollout = serving()
     rollout.look(has_old=False)
     assert rollout.state.phase is Phase.PAUSED
+
+
+def test_a_version_that_is_gone_for_a_moment_ends_nothing() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(has_new=False)
+        rollout.now += SHORT.unready_s - 1.0
+        rollout.look(has_new=False)
+        rollout.look()
+        rollout.now += 1.0
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.look(has_new=False)
+    rollout.look(has_new=False, order=OperatorOrder(9, OperatorAction.ABORT, "bob", rollout.now))
+    assert rollout.state.phase is Phase.ABORTING
+    rollout = serving()
+    rollout.look(has_new=False, changed_by="carol")  # another hand is told of once
+    assert (rollout.state.phase, rollout.state.hands_off) == (Phase.PAUSED, True)
 
 
 def test_an_admin_goes_back_from_a_held_version_at_once() -> None:

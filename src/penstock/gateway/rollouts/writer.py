@@ -237,8 +237,8 @@ class RolloutWriter:
             return False
 
     def _hear(self, taken: _Taken) -> None:
-        """What users said to any gateway of answers that this one gave. A word that is said while nothing is measured is
-        none."""
+        """Users' words to any gateway on answers that this one gave. Those that are said while nothing is measured are
+        not counted."""
         if not taken.orders:
             self._heard = None
             return

@@ -92,14 +92,21 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         state = replace(state, last_order=seen.order.id)
         if (decision := _obey(state, seen.order, now)) is not None:
             return decision
-    if not seen.has_new:
-        return _abort(state, now, f"{state.new} is no longer a version of {state.model}")
-    if state.phase is Phase.HOLDING and (decision := _taken_over(state, seen, now)) is not None:
+    state = _with_presence(state, seen, now)
+    if state.gone_since is not None:
+        took = now - state.gone_since
+        if took >= state.plan.unready_s:
+            reason = f"{state.new} has been no version of {state.model} for {took:,.0f} s: back to {state.old}"
+            return _abort(state, now, reason)
+    can_be_over = state.phase is Phase.HOLDING and (seen.has_new or seen.changed_by is not None)
+    if can_be_over and (decision := _taken_over(state, seen, now)) is not None:
         return decision
     if seen.changed_by is not None and not state.hands_off:
         paused = replace(_paused(state, now), hands_off=True)
         reason = f"{seen.changed_by} changed the shares: they are left as they are until somebody resumes"
         return _changed(paused, now, "paused", reason)
+    if not seen.has_new:
+        return Decision(state)
     if not seen.has_old:
         if state.phase is Phase.PAUSED:
             return Decision(state)
@@ -127,8 +134,8 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
 def _with_clock(state: RolloutState, now: float) -> RolloutState:
     """No moment that has passed is ahead, and none that is waited for is farther than it can be: wall clocks are set
     back."""
-    unready_since, unknown_since = (
-        None if at is None else min(at, now) for at in (state.unready_since, state.unknown_since)
+    unready_since, unknown_since, gone_since = (
+        None if at is None else min(at, now) for at in (state.unready_since, state.unknown_since, state.gone_since)
     )
     return replace(
         state,
@@ -137,7 +144,15 @@ def _with_clock(state: RolloutState, now: float) -> RolloutState:
         hold_until=min(state.hold_until, now + state.plan.hold_s),
         unready_since=unready_since,
         unknown_since=unknown_since,
+        gone_since=gone_since,
     )
+
+
+def _with_presence(state: RolloutState, seen: Seen, now: float) -> RolloutState:
+    """Takes down since when the new version is not declared: a gateway with an older file takes it out for a moment."""
+    if seen.has_new is (state.gone_since is None):
+        return state
+    return replace(state, gone_since=None if seen.has_new else now)
 
 
 def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:

@@ -109,6 +109,7 @@ class RolloutState(Struct, frozen=True):
     hold_until: float = 0.0
     unready_since: float | None = None  # clients are sent to the new version, and it has no ready replica; None: it has
     unknown_since: float | None = None  # with `unready_since`: nobody has known its replicas from then on
+    gone_since: float | None = None  # the new version is not declared; None: it is
     tenants: tuple[str, ...] = ()  # with gates of their own in this step
     last_order: int = 0
     reason: str = ""
