@@ -172,4 +172,3 @@ def test_blocks_catch_up_with_a_wall_clock_that_was_set_back() -> None:
     assert places == sorted(set(places))
     assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 91
     assert places[-1] == 1300.0
-

@@ -80,9 +80,9 @@ class BlockFolder:
             self._corrections[order.id, order.step, key] = changed
 
     def close(self, now: float) -> list[Block]:
-        """The blocks that ended by now. Where the wall clock was set back, blocks go on from where they were at half its
-        pace until it has caught up: or what is seen meanwhile would wait in one block for so long, or all later blocks
-        would be ahead of other gateways'."""
+        """The blocks that ended by now. Where the wall clock was set back, blocks go on at half its pace until it has
+        caught up: if they stood still, all that is seen meanwhile would wait in one of them; at its pace, they would
+        always be ahead of other gateways'."""
         until = self._until(floor(now / BLOCK_S) * BLOCK_S)
         closed = [self._block(key, self._open.pop(key), BLOCK_S) for key in sorted(self._open) if key[2] < until]
         if closed:
