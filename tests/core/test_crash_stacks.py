@@ -32,6 +32,15 @@ def test_a_process_that_a_signal_ends_leaves_its_stacks_in_its_log(name: str) ->
     assert ended.stdout == ""
 
 
+def test_a_process_without_standard_error_writes_stacks_into_no_file_that_has_its_descriptor(tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    opening = f"file = open({str(found)!r}, 'w')\nassert file.fileno() == 2\n"
+    script = CRASH.format("SIGSEGV").replace("\ndies_here()\n", f"\n{opening}dies_here()\n")
+    ended = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, script], check=False)
+    assert ended.returncode == -signal.SIGSEGV
+    assert found.read_text() == ""
+
+
 def test_every_program_does_so() -> None:
     sources = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
     programs = {name: source for name, source in sources.items() if '__name__ == "__main__"' in source}

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import StoreUnavailable
 from penstock.core.rollout import RolloutOrder
 from penstock.rollout.desk import start_rollout
 from penstock.rollout.elected import ElectedRunner, lease_of
 from penstock.tenancy import fleet as tables
 from penstock.tenancy.fleet import PoolStatus
-from penstock.tenancy.rollouts import Rollout, RolloutVerb
+from penstock.tenancy.rollouts import Rollout, RolloutBook, RolloutVerb
 from penstock.tenancy.routes import Declared
 from penstock.tenancy.store import Store, open_store
 from tests.waiting import eventually
@@ -193,4 +194,45 @@ def test_news_that_comes_while_the_thread_looks_for_some_is_not_lost(store: Stor
     eventually(lambda: told[-1] == [])  # it is over, as the thread is still to hear
     woken.between = lambda: runner.apply(())
     eventually(lambda: [one.id for one in told[-1]] == [begun.id])
+    runner.close()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("it is away"), ValueError("a bug")])
+def test_news_that_comes_while_the_store_is_away_is_heard_later(store: Store, url: str, error: Exception) -> None:
+    class Away(RolloutBook):
+        failures = 2
+
+        def all(self, model: str | None = None) -> list[Rollout]:
+            if self.failures:
+                self.failures -= 1
+                raise error
+            return super().all(model)
+
+    told: list[list[Rollout]] = []
+    opened = open_store(url)
+    opened.rollouts.__class__ = Away
+    runner = ElectedRunner(opened, lease_s=0.3, every_s=0.02)
+    runner.start(Versions(), told.append)
+    eventually(lambda: told == [[]])
+    runner.close()
+
+
+def test_rollouts_that_take_long_cost_no_other_its_lease(store: Store, url: str) -> None:
+    models = ["m1", "m2", "m3"]
+    timer_s = 0.0
+
+    class Slow(Versions):
+        def num_ready(self, model: str, version: str) -> int | None:
+            nonlocal timer_s
+            timer_s += 0.75  # a look has two of them
+            return 2
+
+    store.routes.declare([Declared(model, {"v1": 100.0, "v2": 0.0}, {}) for model in models])
+    for model in models:
+        start_rollout(store, model, "v2")
+    runner = ElectedRunner(open_store(url), lease_s=4.0, timer=lambda: timer_s)
+    runner._versions = Slow()
+    for _ in range(3):
+        runner._step(has_news=True)
+        assert all(turn.is_leading for turn in runner._turns.values())
     runner.close()

@@ -16,12 +16,14 @@ from penstock.rollout.desk import rollout_document, start_rollout, story_of
 from penstock.rollout.policy.state import Phase, PoolSeen
 from penstock.rollout.runner import Capacity, RolloutRunner
 from penstock.tenancy.database import Execute
+from penstock.tenancy.lease import LeaseKeeper
 from penstock.tenancy.rollouts import MAX_BLOCKS, Rollout, RolloutVerb
 from penstock.tenancy.routes import Declared, SharesAsked
 from penstock.tenancy.store import Store
 
 pytestmark = pytest.mark.slow
 
+READY = PoolSeen(2)
 STEPS = [
     {"shadow": 0.2, "min_s": 20, "min_requests": 20, "max_s": 60},
     {"share": 0.1, "min_s": 20, "min_requests": 20, "max_s": 60},
@@ -37,6 +39,7 @@ class World:
     def __init__(self, store: Store, **plan: object) -> None:
         self.store = store
         self.now = 1_000_000.0
+        self.timer_s = 0.0
         self.ready = {"v1": 2, "v2": 2}
         self.has_lease = True
         self.is_killed = False
@@ -47,7 +50,7 @@ class World:
         self.id = start_rollout(store, "chat", "v2", plan=PLAN | plan, by="root", now=self.now).id
 
     def new_runner(self) -> RolloutRunner:
-        return RolloutRunner(self.store, self._fenced, self._capacity, lambda: self.now)
+        return RolloutRunner(self.store, self._fenced, self._capacity, lambda: self.now, lambda: self.timer_s)
 
     @contextmanager
     def _fenced(self) -> Iterator[Execute]:
@@ -62,6 +65,11 @@ class World:
         if rollout.model == self.broken:
             raise ValueError("a bug")
         return Capacity(PoolSeen(self.ready[rollout.old]), PoolSeen(self.ready[rollout.new]))
+
+    def write_blocks(self, count: int) -> None:
+        cells = [(CellKey(Metric.ERRORS, Arm.NEW_COPY), Cell(1, 0.0, 0.0))]
+        blocks = (Block(self.id, 0, f"g{number}", self.now, BLOCK_S, cells) for number in range(count))
+        self.store.rollouts.write_blocks(blocks)
 
     @property
     def rollout(self) -> Rollout:
@@ -280,10 +288,57 @@ def test_a_rollout_that_cannot_be_decided_is_in_no_others_way(world: World, capl
 
 def test_blocks_are_read_a_page_at_a_time(world: World) -> None:
     book, count = world.store.rollouts, 2 * MAX_BLOCKS + 3
-    cells = [(CellKey(Metric.ERRORS, Arm.NEW_COPY), Cell(1, 0.0, 0.0))]
-    book.write_blocks(Block(world.id, 0, f"g{number}", world.now, BLOCK_S, cells) for number in range(count))
+    world.write_blocks(count)
     newest, found = book.blocks(world.id)
     assert (newest, len(found)) == (MAX_BLOCKS, MAX_BLOCKS)
     world.runner.step()
     newest, evidence = world.runner._evidence[world.id]
     assert (newest, evidence.new_requests(0)) == (count, count)
+
+
+class SlowBook:
+    """The store's, to which a page of blocks takes two seconds."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._book = world.store.rollouts
+        self.pages: list[int] = []  # numbers that they begin after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._book, name)
+
+    def blocks(self, id: str, since: int = 0) -> tuple[int, list[Block]]:
+        self._world.timer_s += 2.0
+        self.pages.append(since)
+        return self._book.blocks(id, since)
+
+
+def test_to_take_over_a_long_rollout_takes_rounds_and_costs_no_lease(world: World) -> None:
+    keeper = LeaseKeeper(world.store.fleet, "f", "me", 3.0, lambda: world.timer_s)
+    runner = RolloutRunner(
+        world.store, keeper.fenced, lambda rollout: Capacity(READY, READY), lambda: world.now, lambda: world.timer_s
+    )
+    book = runner._book = SlowBook(world)  # type: ignore[assignment]
+    world.write_blocks(2 * MAX_BLOCKS + 3)
+    assert keeper.try_take()
+    for _ in range(2):
+        (live,) = runner.step()
+        assert live.targets.capacity  # its pools are kept
+        assert world.rollout.revision == live.rollout.revision
+        assert world.weights["v2"] == 0.0
+    assert world.store.routes.show("chat").shadow["v2"] == 0.0
+    runner.step()
+    assert world.store.routes.show("chat").shadow["v2"] == 0.2
+    assert book.pages == [0, MAX_BLOCKS, 2 * MAX_BLOCKS]
+
+
+def test_a_runner_that_lost_the_lease_while_it_read_goes_on_where_it_was(world: World) -> None:
+    book = world.runner._book = SlowBook(world)  # type: ignore[assignment]
+    world.write_blocks(MAX_BLOCKS + 3)
+    world.has_lease = False
+    with pytest.raises(LeaseLost):
+        world.runner.step()
+    world.has_lease = True
+    world.runner.step()
+    assert book.pages == [0, MAX_BLOCKS]
+    assert world.store.routes.show("chat").shadow["v2"] == 0.2

@@ -168,7 +168,6 @@ class Controller:
         }
         self._rows = await asyncio.to_thread(self._recorder.load, self._pools, now)
         self._heard_at = dict.fromkeys(self._rows, now)
-        self._rollouts.forget()
         self._sizing.follow(await asyncio.to_thread(self._rollouts.live))
         if self._device is not None:
             for one in self._pools.values():

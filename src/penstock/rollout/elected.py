@@ -76,12 +76,15 @@ class ElectedRunner:
         lease_s: float = LEASE_S,
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`timer`: a clock that never runs backwards."""
         self._store = store
         self._versions: VersionsSeen | None = None
         self._lease_s = lease_s
         self._every_s = every_s
         self._clock = clock
+        self._timer = timer
         self._holder = secrets.token_hex(8)
         self._turns: dict[str, _Turn] = {}  # by model
         self._fleets: dict[str, str] = {}  # by pool that a controller sizes for rollouts
@@ -123,14 +126,17 @@ class ElectedRunner:
                 self._woken.clear()  # before anything is read: what comes from now on wakes it again
             if self._stopping.is_set():
                 break
+            is_heard = False
             with outliving(_NAME):
-                self._step(has_news=has_news)
+                is_heard = self._step(has_news=has_news)
+            if has_news and not is_heard:
+                self._woken.set()  # the next step hears it, whether there is work or not
             self._stopping.wait(self._every_s)
         for turn in self._turns.values():
             turn.leave()
 
-    def _step(self, *, has_news: bool) -> None:
-        """`has_news`: a rollout may have begun or ended."""
+    def _step(self, *, has_news: bool) -> bool:
+        """Whether the store answered to the end. `has_news`: a rollout may have begun or ended."""
         try:
             if has_news:
                 self._over = [one for one in self._store.rollouts.all() if one.is_over]
@@ -139,7 +145,7 @@ class ElectedRunner:
             for model in self._turns.keys() - {one.model for one in on}:
                 self._turns.pop(model).leave()
             if not on:
-                return
+                return True
             now = self._clock()
             self._fleets = {
                 one.pool: one.fleet
@@ -148,6 +154,7 @@ class ElectedRunner:
             }
             for rollout in on:
                 try:
+                    self._renew_leases()
                     self._take_turn(rollout)
                 except StoreUnavailable:
                     raise
@@ -155,15 +162,24 @@ class ElectedRunner:
                     count_error(_NAME, error)
         except StoreUnavailable as error:
             log.warning("rollouts stay as they are: %s", error.message)
+            return False
+        return True
+
+    def _renew_leases(self) -> None:
+        """A rollout that takes long, as one that is taken over, costs no other its lease."""
+        for turn in self._turns.values():
+            if turn.is_leading:
+                try:
+                    turn.keeper.renew()
+                except LeaseLost:
+                    turn.is_leading = False
 
     def _take_turn(self, rollout: Rollout) -> None:
         """Runs it if it is this gateway's to run."""
         turn = self._turns.get(rollout.model)
         if turn is None:
-            keeper = LeaseKeeper(
-                self._store.fleet, lease_of(rollout.model), self._holder, self._lease_s, time.monotonic
-            )
-            runner = RolloutRunner(self._store, keeper.fenced, self._capacity, self._clock)
+            keeper = LeaseKeeper(self._store.fleet, lease_of(rollout.model), self._holder, self._lease_s, self._timer)
+            runner = RolloutRunner(self._store, keeper.fenced, self._capacity, self._clock, self._timer)
             turn = self._turns[rollout.model] = _Turn(keeper, runner)
         try:
             is_others = self._is_of_fleet(rollout)
@@ -190,7 +206,6 @@ class ElectedRunner:
             if not turn.keeper.try_take():
                 return False
             turn.is_leading = True
-            turn.runner.forget()
             log.info("this gateway runs the rollout of %s, which no fleet runs", rollout.model)
         with turn.keeper.fenced():
             pass  # a round that writes nothing renews the lease, too

@@ -3,13 +3,14 @@
 It has blocks, shares and orders from the store, and ready replicas from whoever runs it: the fleet's controller, or a
 gateway where there is none. What it decides is one transaction: the rollout's state and story, what gateways are to
 measure, and the route's shares. So a runner that dies at any moment leaves nothing half done, and its successor reads
-the rows and goes on; the evidence is folded anew from the blocks. Of two runners that should both act, the second
-writes nothing: its revision is refused.
+the rows and goes on; the evidence is folded anew from the blocks, some pages in each round, and nothing is decided
+before all are read. Of two runners that should both act, the second writes nothing: its revision is refused.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
@@ -45,6 +46,7 @@ from penstock.tenancy.store import Store
 log = logging.getLogger(__name__)
 
 _SAME_WEIGHT = 1e-9
+READ_S = 1.0  # of a round, in which pages of blocks are read: a runner that takes over has many
 _rollout_state_decoder = msgspec.json.Decoder(RolloutState)
 _gates_decoder = msgspec.json.Decoder(list[GateResult])
 
@@ -73,21 +75,22 @@ class RolloutRunner:
         fenced: Callable[[], AbstractContextManager[Execute]],
         capacity: Callable[[Rollout], Capacity | None],
         clock: Callable[[], float],
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """`fenced`: a transaction of the lease's holder. `capacity`: of a rollout's versions; None: the rollout is for
-        another runner."""
+        another runner. `timer`: a clock that never runs backwards."""
         self._store = store
         self._book = store.rollouts
         self._fenced = fenced
         self._capacity = capacity
         self._clock = clock
-        self._evidence: dict[str, tuple[int, Evidence]] = {}  # with the number of the last block that is in it
+        self._timer = timer
+        self._read_until = 0.0  # by the timer, in this round
+        # With the number of the last block that is in it. It stays when the lease is lost: blocks are numbered in the
+        # order of their commits and never change, nor does the plan, whoever runs the rollout meanwhile.
+        self._evidence: dict[str, tuple[int, Evidence]] = {}
         self._unreadable: set[str] = set()
         self._failing: set[str] = set()  # rollouts whose last look ended in an error that nobody expected
-
-    def forget(self) -> None:
-        """Somebody else may have acted meanwhile: all is read anew."""
-        self._evidence.clear()
 
     def live(self) -> list[Live]:
         """The rollouts that are on and this runner's, as their last runner left them."""
@@ -101,6 +104,7 @@ class RolloutRunner:
         """One round; returns its rollouts that are on. `rollouts`: as they were just read; None: all that are on.
         Raises LeaseLost or StoreUnavailable."""
         found = []
+        self._read_until = self._timer() + READ_S
         rollouts = self._book.on() if rollouts is None else rollouts
         for rollout in rollouts:
             if (live := self._guarded_look(rollout)) is not None:
@@ -137,7 +141,9 @@ class RolloutRunner:
         except ModelNotFound as error:
             count_error("rollout runner", error)
             return None
-        evidence, has_news = self._read(rollout, state)
+        if (read := self._read(rollout, state)) is None:
+            return Live(rollout, state, [], targets(state))
+        evidence, has_news = read
         seen = _seen(rollout, state, route, capacity)
         priced = replace(state, prices=dict(capacity.prices)) if capacity.prices else state
         decision = decide(priced, evidence, seen, self._clock())
@@ -160,8 +166,8 @@ class RolloutRunner:
             count_error("rollout runner", error)
             return None
 
-    def _read(self, rollout: Rollout, state: RolloutState) -> tuple[Evidence, bool]:
-        """All evidence there is, and whether some of it is new."""
+    def _read(self, rollout: Rollout, state: RolloutState) -> tuple[Evidence, bool] | None:
+        """All evidence there is, and whether some of it is new. None: the next round reads on."""
         last, evidence = self._evidence.get(rollout.id) or (0, evidence_for(state))
         now, newest, has_news, has_more = self._clock(), last, False, True
         while has_more:  # a page at a time: a rollout of days has as many blocks as memory has room for
@@ -172,6 +178,11 @@ class RolloutRunner:
             for block in blocks:
                 evidence.add(block, now)
             self._evidence[rollout.id] = newest, evidence
+            if has_more:
+                with self._fenced():
+                    pass  # pages may take longer than the lease lasts
+                if self._timer() >= self._read_until:
+                    return None
         evidence.close(now)
         return evidence, has_news
 

@@ -68,6 +68,12 @@ class LeaseKeeper:
             yield execute
         self._renewed_at = now
 
+    def renew(self) -> None:
+        """Renews the lease if a quarter of it is over. Raises LeaseLost."""
+        if self._clock() - self._renewed_at >= self._lease_s / 4:
+            with self.fenced():
+                pass
+
     def release(self) -> None:
         if self._lease is not None:
             lease, self._lease = self._lease, None

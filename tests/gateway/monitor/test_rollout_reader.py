@@ -42,3 +42,13 @@ def test_a_rollout_is_seen_by_phase_and_step_and_what_another_version_wrote_is_l
         assert 'penstock_rollouts_ended{model="chat",outcome="aborted"} 2' in text
         assert "penstock_rollout_step{" not in text
         assert [one.phase for one in reader.readings()] == ["aborted"]
+
+
+def test_a_hold_that_does_not_end_is_beyond_its_limit(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'penstock.db'}") as store:
+        store.routes.declare([Declared("chat", {"v1": 1.0, "v2": 0.0}, {})])
+        begun = start_rollout(store, "chat", "v2")
+        state = replace(state_of(begun), phase=Phase.HOLDING, since=1000.0, hold_until=4600.0)
+        reader = RolloutReader([])
+        reader.apply([replace(begun, state=Raw(msgspec.json.encode(state)), phase="holding")])
+        assert [one.limit_s for one in reader.readings()] == [4200.0]

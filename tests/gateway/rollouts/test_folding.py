@@ -151,10 +151,24 @@ def test_a_wall_clock_that_goes_back_keeps_no_block_waiting() -> None:
     folder = BlockFolder("g")
     folder.add(seen(1000.0))
     found = folder.close(1005.0)
-    for at in (405.0, 410.0, 415.0):
+    for at in (405.0, 410.0, 415.0, 420.0, 425.0):
         folder.add(seen(at))
         found += folder.close(at + 5.0)
-    assert [block.at for block in found] == [1000.0, 1005.0, 1010.0, 1015.0]
-    assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 4
+        assert folder.close(at + 5.0) == []  # to be asked once more takes it no farther
+    assert [block.at for block in found] == [1000.0, 1005.0, 1010.0]
+    assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 6
     folder.add(seen(1030.0))
     assert [block.at for block in folder.close(1035.0)] == [1030.0]
+
+
+def test_blocks_catch_up_with_a_wall_clock_that_was_set_back() -> None:
+    folder = BlockFolder("g")
+    folder.add(seen(1000.0))
+    found = folder.close(1005.0)
+    for at in (*range(905, 1000, 5), *range(950, 1305, 5)):  # it is set back twice
+        folder.add(seen(float(at)))
+        found += folder.close(at + 5.0)
+    places = [block.at for block in found]
+    assert places == sorted(set(places))
+    assert cells(found)[CellKey(Metric.ERRORS, Arm.NEW)].count == 91
+    assert places[-1] == 1300.0

@@ -223,6 +223,26 @@ async def test_a_second_word_in_a_later_step_changes_nothing_there(store: Store,
     assert found[later.step] == Cell(1, 0.0, 0.0)
 
 
+async def test_a_word_that_is_said_while_nothing_is_measured_is_none(store: Store, rollout: Rollout) -> None:
+    one = Writing(store.rollouts, rollout)
+    for name in ("a", "b", "c"):
+        one.see(request_id=name)
+    left_alone = replace(rollout.order, is_measured=False)
+    for said, order in (
+        (Said("acme", "a", 0.0, ""), rollout.order),
+        (Said("acme", "a", 1.0, ""), left_alone),
+        (Said("acme", "b", 0.0, ""), left_alone),
+        (Said("acme", "a", 0.5, ""), rollout.order),
+        (Said("acme", "c", 1.0, ""), rollout.order),
+    ):
+        one.writer.follow([order])
+        one.writer.say(said)
+        await eventually_async(lambda: one.writer._num_said, lambda waiting: waiting == 0)
+        one.pass_block()
+    one.writer.close()
+    assert cells(store, rollout)[COMPLAINTS] == Cell(2, 0.5, 0.25)
+
+
 async def test_words_that_the_store_cannot_take_are_refused_at_last(store: Store, rollout: Rollout) -> None:
     flaky = Flaky(store.rollouts)
     flaky.is_up = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict
-from penstock.core.rollout import BLOCK_S, Arm, Block
+from penstock.core.rollout import BLOCK_S, Arm, Block, CellKey, Metric
 from penstock.rollout.policy.decide import decide, start
 from penstock.rollout.policy.evidence import Evidence
 from penstock.rollout.policy.gates import evidence_for
@@ -29,6 +29,7 @@ from penstock.rollout.policy.state import (
     targets,
 )
 from tests.rollout.policy.blocks import BEGAN, READY, plan, seen_in_force, started, traffic
+from tests.rollout.policy.blocks import block as block_of
 
 SHORT = plan(
     steps=[
@@ -40,6 +41,7 @@ SHORT = plan(
     settle_s=0,
 )
 NOBODY = PoolSeen()
+PARKED = PoolSeen(ready=0, can_take=0.0)  # in a pool that a fleet sizes
 
 
 class Rollout:
@@ -214,6 +216,20 @@ def test_a_wall_clock_that_goes_back_stops_no_decision() -> None:
     assert rollout.state.phase is Phase.PROMOTED
 
 
+def test_a_wall_clock_that_goes_back_past_a_loss_alone_counts_it_from_then_on() -> None:
+    rollout = serving()
+    rollout.now += 100.0
+    rollout.look(new=NOBODY)
+    rollout.now -= 50.0  # the step began before
+    rollout.look(new=NOBODY)
+    rollout.now += SHORT.unready_s - 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.now += 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+
+
 def test_too_few_requests_pause_it_in_the_end() -> None:
     rollout = watching()
     rollout.now += 4 * 300.0
@@ -331,6 +347,20 @@ def test_replicas_that_nobody_knows_of_are_no_loss_and_no_capacity() -> None:
     assert waiting.state.reason.endswith("nobody knows its replicas")
 
 
+def test_looks_of_which_nobody_knows_do_not_begin_a_loss_anew() -> None:
+    rollout = serving()
+    for _ in range(int(SHORT.unready_s)):
+        rollout.look(new=NOBODY)
+        assert rollout.state.phase is Phase.WATCHING
+        rollout.now += 1.0
+        rollout.look(new=PoolSeen(ready=None))
+        assert rollout.state.phase is Phase.WATCHING
+        rollout.now += 1.0
+    rollout.look(new=NOBODY)
+    assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason.startswith("v2 has had no ready replica for 15 s")
+
+
 def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> None:
     rollout = serving()
     for _ in range(10):
@@ -342,10 +372,30 @@ def test_where_neither_version_has_a_replica_nothing_is_won_by_going_back() -> N
 def test_a_version_that_is_gone_ends_it() -> None:
     rollout = serving()
     rollout.look(has_new=False)
+    rollout.now += SHORT.unready_s
+    rollout.look(has_new=False)
     assert rollout.state.phase is Phase.ABORTING
+    assert rollout.state.reason == "v2 has been no version of m for 15 s: back to v1"
     rollout = serving()
     rollout.look(has_old=False)
     assert rollout.state.phase is Phase.PAUSED
+
+
+def test_a_version_that_is_gone_for_a_moment_ends_nothing() -> None:
+    rollout = serving()
+    for _ in range(10):
+        rollout.look(has_new=False)
+        rollout.now += SHORT.unready_s - 1.0
+        rollout.look(has_new=False)
+        rollout.look()
+        rollout.now += 1.0
+    assert rollout.state.phase is Phase.WATCHING
+    rollout.look(has_new=False)
+    rollout.look(has_new=False, order=OperatorOrder(9, OperatorAction.ABORT, "bob", rollout.now))
+    assert rollout.state.phase is Phase.ABORTING
+    rollout = serving()
+    rollout.look(has_new=False, changed_by="carol")  # another hand is told of once
+    assert (rollout.state.phase, rollout.state.hands_off) == (Phase.PAUSED, True)
 
 
 def test_an_admin_goes_back_from_a_held_version_at_once() -> None:
@@ -358,6 +408,24 @@ def test_an_admin_goes_back_from_a_held_version_at_once() -> None:
     rollout.look()
     assert rollout.state.phase is Phase.ABORTED
     assert rollout.seen.weights == {"v1": 100.0, "v2": 0.0}
+
+
+def test_the_last_step_can_be_passed_before_its_shares_are_in_force() -> None:
+    rollout = watching(plan(steps=[{"share": 0.1}, {"share": 1}], settle_s=5, hold_s=100))
+    rollout.order(OperatorAction.PROMOTE)
+    few = PoolSeen(ready=1, can_take=0.5)
+    rollout.look(new=few)
+    rollout.now += SHORT.capacity_wait_s
+    rollout.look(new=few)
+    assert (rollout.state.phase, rollout.state.watched) == (Phase.PAUSED, 0)
+    rollout.order(OperatorAction.PROMOTE)
+    assert rollout.state.phase is Phase.HOLDING
+    assert targets(rollout.state).weights == {"v1": 0.0, "v2": 100.0}
+    order = order_for_gateways(rollout.state)
+    assert (order.step, order.settle_until) == (1, rollout.now + 5.0)
+    rollout.now += 100.0
+    rollout.look()
+    assert rollout.state.phase is Phase.PROMOTED
 
 
 def test_an_order_is_obeyed_once() -> None:
@@ -398,7 +466,7 @@ def test_a_version_that_fails_while_the_old_one_is_held_is_aborted(on_promote: s
     assert targets(rollout.state).weights == {"v1": 100.0, "v2": 0.0}
 
 
-@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", NOBODY)])
+@pytest.mark.parametrize(("on_promote", "old"), [("hold", READY), ("park", PARKED)])
 def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_promote: str, old: PoolSeen) -> None:
     rollout = held(on_promote=on_promote)
     rollout.look(old=old, new=NOBODY)
@@ -406,6 +474,24 @@ def test_a_lasting_loss_of_all_replicas_while_the_old_version_is_held_aborts(on_
     rollout.now += 600.0
     rollout.look(old=old, new=NOBODY)
     assert rollout.state.phase is Phase.ABORTING
+
+
+def test_refusals_of_another_hour_are_not_held_against_a_version_in_the_hold() -> None:
+    rollout = held()
+    rollout.add(block_of(rollout.now, [(CellKey(Metric.REFUSALS, Arm.OLD), [0.0] * 1000)]), at=rollout.now)
+    for _ in range(10):
+        rollout.add(block_of(rollout.now, [(CellKey(Metric.REFUSALS, Arm.NEW), [1.0] * 100)], step=1), at=rollout.now)
+    decision = rollout.look()
+    assert rollout.state.phase is Phase.HOLDING
+    assert "refusals" not in [gate.gate for gate in decision.gates]
+
+
+def test_nobody_wakes_parked_replicas_where_no_fleet_does() -> None:
+    rollout = held(on_promote="park")
+    for _ in range(10):
+        rollout.look(old=NOBODY, new=NOBODY)
+        rollout.now += 10.0
+    assert rollout.state.phase is Phase.HOLDING
 
 
 def test_no_version_is_promoted_in_the_moment_in_which_it_has_no_replica() -> None:

@@ -347,13 +347,14 @@ has all clients again; nothing is broken.
 It ends an hour after the abort. A rollout that an operator aborts does not fire it.
 `,"../../../docs/runbooks/rollout-stuck.md":`# RolloutStuck
 
-**ticket** · A rollout has been paused, or has waited for capacity, for over half an hour; or a step has gone on for ten
-minutes beyond its limit, which nobody has noticed. Shares stay as they are meanwhile.
+**ticket** · A rollout has been paused, or has waited for capacity, for over half an hour; or a step or the hold
+of the old version has gone on for ten minutes beyond its limit, which nobody has noticed. Shares stay as they are meanwhile.
 
 ## Look
 
 - \`penstock rollout status MODEL\`: the phase, and the reason: who paused it, what it waits for.
 - Waiting: has the new version ready replicas? \`penstock replicas list\`, \`penstock fleet status\`.
+- Holding beyond its limit: are the new version's replicas ready, and all clients at it (\`penstock routes show MODEL\`)?
 - Watching beyond its limit: who runs it? With a fleet its controller ([FleetControllerDown](fleet-controller-down.md)),
   else one of the gateways: look for "rollouts stay as they are" in their logs, and at the store.
 

@@ -15,7 +15,7 @@ from penstock.tenancy.rollouts import Rollout
 from penstock.watch.readings import RolloutReading
 
 _STUCK_S = 1800.0  # paused, waiting for capacity, or going back
-_LATE_S = 600.0  # beyond a step's limit
+_LATE_S = 600.0  # beyond a step's limit, or the hold's
 _TOLD_S = 3600.0  # how long one that is over is read
 
 
@@ -82,6 +82,8 @@ def _share(state: RolloutState) -> float:
 
 
 def _limit_s(state: RolloutState) -> float | None:
-    if state.is_over or state.phase is Phase.HOLDING:
+    if state.is_over:
         return None
+    if state.phase is Phase.HOLDING:
+        return max(0.0, state.hold_until - state.since) + _LATE_S
     return state.current_step.max_s + _LATE_S if state.phase is Phase.WATCHING else _STUCK_S

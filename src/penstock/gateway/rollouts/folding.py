@@ -51,6 +51,8 @@ class BlockFolder:
         self._tenants: dict[str, LargestTenants] = {}  # by rollout
         self._corrections: dict[tuple[str, int, CellKey], tuple[float, float]] = {}  # by step; to total and squares
         self._closed_until = 0.0
+        self._last_until = 0.0  # by the wall clock, at the last call of `close`
+        self._set_back: tuple[float, float] | None = None  # both of these when the wall clock was set back
 
     def add(self, seen: Observation) -> None:
         cells, arm = self._cells(seen.order, seen.at), seen.arm
@@ -78,17 +80,27 @@ class BlockFolder:
             self._corrections[order.id, order.step, key] = changed
 
     def close(self, now: float) -> list[Block]:
-        """The blocks that ended by now. A wall clock that went back is gone on from until it has caught up, a block at
-        each call: or what is seen meanwhile would wait in one block for so long."""
-        until = floor(now / BLOCK_S) * BLOCK_S
-        if until < self._closed_until:
-            until = self._closed_until + BLOCK_S
+        """The blocks that ended by now. Where the wall clock was set back, blocks go on at half its pace until it has
+        caught up: if they stood still, all that is seen meanwhile would wait in one of them; at its pace, they would
+        always be ahead of other gateways'."""
+        until = self._until(floor(now / BLOCK_S) * BLOCK_S)
         closed = [self._block(key, self._open.pop(key), BLOCK_S) for key in sorted(self._open) if key[2] < until]
         if closed:
             for tenants in self._tenants.values():
                 tenants.choose_again()
         self._closed_until = max(self._closed_until, until)
         return closed
+
+    def _until(self, until: float) -> float:
+        """The end of the blocks that are closed. `until`: by the wall clock."""
+        last, self._last_until = self._last_until, until
+        if until >= self._closed_until:
+            self._set_back = None
+            return until
+        if self._set_back is None or until < last:
+            self._set_back = until, self._closed_until
+        began, ahead = self._set_back
+        return ahead + (until - began) // (2 * BLOCK_S) * BLOCK_S
 
     def close_all(self, now: float) -> list[Block]:
         """Those too that have not ended: nothing comes any more."""

@@ -42,6 +42,10 @@ class AnswerMemory:
             del self._answers[next(iter(self._answers))]
         self._answers[request_id] = _Remembered(rollout, arm, tenant)
 
+    def rollout_of(self, request_id: str) -> str | None:
+        found = self._answers.get(request_id)
+        return None if found is None else found.rollout
+
     def complain(self, request_id: str, tenant: str, score: float) -> Complaint | None:
         """`score`: 0 bad, 1 good. None: another gateway's request, another tenant's, or the same was said before."""
         found = self._answers.get(request_id)

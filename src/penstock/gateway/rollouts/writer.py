@@ -237,7 +237,8 @@ class RolloutWriter:
             return False
 
     def _hear(self, taken: _Taken) -> None:
-        """What users said to any gateway of answers that this one gave."""
+        """Users' words to any gateway on answers that this one gave. Those that are said while nothing is measured are
+        not counted."""
         if not taken.orders:
             self._heard = None
             return
@@ -245,9 +246,10 @@ class RolloutWriter:
             self._heard = self._book.last_feedback()
         while found := self._book.feedback_since(self._heard):
             for one in found:
-                complaint = self._memory.complain(one.request_id, one.tenant, one.score)
-                order = taken.orders.get(complaint.rollout) if complaint is not None else None
-                if complaint is None or order is None:
+                order = taken.orders.get(self._memory.rollout_of(one.request_id) or "")
+                if order is None or not order.is_measured:
+                    continue
+                if (complaint := self._memory.complain(one.request_id, one.tenant, one.score)) is None:
                     continue
                 if complaint.before is None:
                     values = ((Metric.COMPLAINTS, complaint.value),)

@@ -92,14 +92,21 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
         state = replace(state, last_order=seen.order.id)
         if (decision := _obey(state, seen.order, now)) is not None:
             return decision
-    if not seen.has_new:
-        return _abort(state, now, f"{state.new} is no longer a version of {state.model}")
-    if state.phase is Phase.HOLDING and (decision := _taken_over(state, seen, now)) is not None:
+    state = _with_presence(state, seen, now)
+    if state.gone_since is not None:
+        took = now - state.gone_since
+        if took >= state.plan.unready_s:
+            reason = f"{state.new} has been no version of {state.model} for {took:,.0f} s: back to {state.old}"
+            return _abort(state, now, reason)
+    can_be_over = state.phase is Phase.HOLDING and (seen.has_new or seen.changed_by is not None)
+    if can_be_over and (decision := _taken_over(state, seen, now)) is not None:
         return decision
     if seen.changed_by is not None and not state.hands_off:
         paused = replace(_paused(state, now), hands_off=True)
         reason = f"{seen.changed_by} changed the shares: they are left as they are until somebody resumes"
         return _changed(paused, now, "paused", reason)
+    if not seen.has_new:
+        return Decision(state)
     if not seen.has_old:
         if state.phase is Phase.PAUSED:
             return Decision(state)
@@ -127,35 +134,55 @@ def decide(state: RolloutState, evidence: Evidence, seen: Seen, now: float, *, w
 def _with_clock(state: RolloutState, now: float) -> RolloutState:
     """No moment that has passed is ahead, and none that is waited for is farther than it can be: wall clocks are set
     back."""
-    if now >= state.since:
-        return state
-    unready_since = None if state.unready_since is None else min(state.unready_since, now)
+    unready_since, unknown_since, gone_since = (
+        None if at is None else min(at, now) for at in (state.unready_since, state.unknown_since, state.gone_since)
+    )
     return replace(
         state,
-        since=now,
+        since=min(state.since, now),
         settle_until=min(state.settle_until, now + state.plan.settle_s),
         hold_until=min(state.hold_until, now + state.plan.hold_s),
         unready_since=unready_since,
+        unknown_since=unknown_since,
+        gone_since=gone_since,
     )
 
 
-def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
-    """Takes down since when clients are sent to a new version without a ready replica. Nobody's knowledge is no such
-    time; nor is one in which the old version has none either: nothing would be won by going back."""
-    has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
-    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state))
-    if is_unready is (state.unready_since is not None):
+def _with_presence(state: RolloutState, seen: Seen, now: float) -> RolloutState:
+    """Takes down since when the new version is not declared: a gateway with an older file takes it out for a moment."""
+    if seen.has_new is (state.gone_since is None):
         return state
-    return replace(state, unready_since=now if is_unready else None)
+    return replace(state, gone_since=None if seen.has_new else now)
 
 
-def _is_parked(state: RolloutState) -> bool:
-    """Whether the old version's replicas may be asleep, and are woken for the way back."""
-    return state.phase is Phase.HOLDING and state.plan.on_promote == "park"
+def _with_readiness(state: RolloutState, seen: Seen, now: float) -> RolloutState:
+    """Takes down since when clients are sent to a new version without a ready replica. A time in which nobody knows the
+    replicas neither counts nor begins it anew; one in which the old version has none either is no such time: nothing
+    would be won by going back."""
+    has_clients = state.step_in_force is not None and bool(state.watched_step.share) and not state.hands_off
+    since, unknown_since = state.unready_since, state.unknown_since
+    if has_clients and seen.new.ready is None:
+        return state if since is None or unknown_since is not None else replace(state, unknown_since=now)
+    is_unready = has_clients and seen.new.ready == 0 and (seen.old.ready != 0 or _is_parked(state, seen))
+    if not is_unready:
+        since = None
+    elif since is None:
+        since = now
+    elif unknown_since is not None:
+        since += now - unknown_since
+    return replace(state, unready_since=since, unknown_since=None)
+
+
+def _is_parked(state: RolloutState, seen: Seen) -> bool:
+    """Whether the old version's replicas may be asleep, and a fleet that sizes their pool wakes them to go back."""
+    is_sized = seen.old.can_take is not None
+    return state.phase is Phase.HOLDING and state.plan.on_promote == "park" and is_sized
 
 
 def _is_unready_for_long(state: RolloutState, now: float) -> bool:
-    return state.unready_since is not None and now - state.unready_since >= state.plan.unready_s
+    if state.unready_since is None or state.unknown_since is not None:
+        return False
+    return now - state.unready_since >= state.plan.unready_s
 
 
 def _unready_reason(state: RolloutState, now: float) -> str:
@@ -217,6 +244,8 @@ def _next_step(state: RolloutState, now: float, reason: str, gates: Sequence[Gat
     following = state.step + 1
     steps = state.plan.steps
     if following == len(steps):
+        if state.step_in_force != state.step:  # an order passes it before its shares are in force
+            state = _settling(replace(state, step_in_force=state.step, tenants=()), now)
         held = replace(state, phase=Phase.HOLDING, since=now, hold_until=now + state.plan.hold_s)
         if state.plan.on_promote == "release":
             held = replace(held, hold_until=now)

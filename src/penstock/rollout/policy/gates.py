@@ -19,7 +19,7 @@ from penstock.core.rollout import Arm, Metric
 from penstock.rollout.policy.evidence import MEANS, ArmsEvidence, Comparison, Evidence, offset_of
 from penstock.rollout.policy.plan import OF_COPIES, GateSettings, RolloutPlan, gate_metric, is_ratio
 from penstock.rollout.policy.sequential import Span, is_difference_excluded, share_difference, share_estimate
-from penstock.rollout.policy.state import GateResult, RolloutState, Verdict
+from penstock.rollout.policy.state import GateResult, Phase, RolloutState, Verdict
 
 _FOR_ALL = 0.75  # of alpha; the rest is for tenants' gates
 _MIN_PAIRS = 20  # fewer: copies are compared as if nobody knew that they were of the same requests
@@ -77,6 +77,8 @@ class _Watched:
         result = GateResult(name, Verdict.UNDECIDED, gate.margin, alpha, tenant, is_ratio=is_ratio(metric))
         if metric in OF_COPIES and not self.state.watched_step.is_shadow:
             return None
+        if metric is Metric.REFUSALS and self.state.phase is Phase.HOLDING:
+            return None  # they tell of the hour's load, and a hold has other hours than the old version had
         if metric not in MEANS:
             return self._share(result, metric)
         if self.is_full:
