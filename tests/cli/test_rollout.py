@@ -20,9 +20,11 @@ from penstock.tenancy.rollouts import RolloutVerb
 from tests.cli.test_fleet_version_pools import ask
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.drill]  # minutes each, most of which rollouts wait for requests
+pytestmark = pytest.mark.slow
+MINUTES = pytest.mark.drill  # most of which rollouts wait for requests
 
 
+@MINUTES
 async def test_a_version_that_is_slower_is_found_before_a_client_is_served_by_it(tmp_path: Path) -> None:
     with rollout.paced(tmp_path, slower=3.0) as place:
         report = await rollout.of_slower(place)
@@ -43,6 +45,7 @@ async def test_a_version_that_fails_is_aborted_after_a_few_requests(tmp_path: Pa
     assert report.served.wrong == []
 
 
+@MINUTES
 async def test_an_equal_version_is_promoted_though_each_gateway_is_killed_once(tmp_path: Path) -> None:
     shadow = {"shadow": 1.0, "min_s": 5, "min_requests": 20, "max_s": 3600}
     with rollout.paced(tmp_path, num_gateways=2) as place:
