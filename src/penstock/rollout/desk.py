@@ -1,4 +1,4 @@
-"""What operators do with rollouts, by command or by the admin API: start one, and see how it stands and why."""
+"""Operators' side of rollouts, by command or by the admin API: start one, and see how it stands and why."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def start_rollout(
 
 
 def find(book: RolloutBook, name: str) -> Rollout:
-    """By id; or by model: the one that is on, else its last."""
+    """Finds a rollout by id; or by model: the one that is on, else its last."""
     try:
         return book.get(name)
     except RolloutNotFound:
@@ -79,7 +79,7 @@ def find(book: RolloutBook, name: str) -> Rollout:
 
 
 def find_on(book: RolloutBook, name: str) -> Rollout:
-    """As `find`. Raises Conflict for one that is over."""
+    """Finds a rollout as `find` does. Raises Conflict for one that is over."""
     found = find(book, name)
     if found.is_over:
         raise Conflict(f"rollout {found.id} of '{found.model}' is over: {found.phase}", reason="over")

@@ -260,7 +260,7 @@ def _seen(rollout: Rollout, state: RolloutState, route: RouteInForce, capacity: 
 
 
 def _to_change(route: RouteInForce, aim: Targets) -> SharesAsked | None:
-    """What the route's shares lack; None: nothing. A version that the file has no longer is left out."""
+    """Returns the shares that the route lacks; None: none. A version that the file has no longer is left out."""
     asked = SharesAsked()
     for wanted, found, part in ((aim.weights, route.weights, asked.weights), (aim.shadow, route.shadow, asked.shadow)):
         if wanted is not None and _differ(wanted, found):

@@ -79,7 +79,7 @@ class StoryEntry(Struct, frozen=True):
 
 
 class Feedback(Struct, frozen=True):
-    """What a user thinks of an answer: 0 bad, 1 good."""
+    """A user's opinion of an answer: 0 bad, 1 good."""
 
     number: int  # in the order of commits
     tenant: str
@@ -161,7 +161,7 @@ class RolloutBook:
         return next((one for one in self.on() if one.model == model), None)
 
     def orders(self) -> tuple[RolloutOrder, ...]:
-        """What gateways have to know of the rollouts that are on."""
+        """Returns what gateways have to know of the rollouts that are on."""
         with self._database.reading() as execute:
             return _orders(execute)
 
@@ -260,7 +260,7 @@ class RolloutBook:
     # -- blocks
 
     def write_blocks(self, blocks: Iterable[Block]) -> None:
-        """What is written twice counts once; what comes when the rollout is over is dropped."""
+        """Writes blocks. One that is written twice counts once; one that comes when the rollout is over is dropped."""
         with self._database.writing() as execute:
             for block in sorted(blocks, key=lambda one: one.rollout):  # rows are locked in one order by everybody
                 numbers = execute(
@@ -386,7 +386,7 @@ def _decode(document: str, revision: int) -> Rollout:
 
 
 def _rollouts(rows: Sequence[Sequence[object]]) -> list[Rollout]:
-    """What cannot be read was written by another version, and is left out."""
+    """Returns the rollouts of rows. One that cannot be read was written by another version, and is left out."""
     found = []
     for document, revision in rows:
         try:

@@ -91,7 +91,7 @@ class AdminApi:
     # -- resources
 
     def _in_flight(self, request: Request) -> Mapping[str, int]:
-        """By pool, for orders about models: the store's figures are of up to a second ago."""
+        """Requests in flight by pool, for orders about models: the store's figures are up to a second old."""
         found = Counter[str]()
         if request.method == b"POST" and request.path.startswith(PREFIX):
             for one in self._look().replicas:

@@ -1,4 +1,4 @@
-"""Who may administer: an admin's key opens, and nothing else does.
+"""Authentication of administrators: an admin's key opens, and nothing else does.
 
 Where there is neither a tenant nor an admin yet, whoever is on this machine may, so that a first try needs no ceremony.
 Web pages are on this machine too: what a browser sends for a page of another origin is refused, and so is a host name

@@ -1,4 +1,4 @@
-"""What the admin API can do with the store: the same as the commands. Blocking: it runs in a thread of its own."""
+"""Resources of the admin API in the store, as the commands have them. Blocking: it runs in a thread of its own."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _rollback_asked_decoder = msgspec.json.Decoder(RollbackAsked)
 
 
 class RouteDesk:
-    """What this gateway can say of its routes, read on the event loop."""
+    """View of this gateway's routes, read on the event loop."""
 
     def __init__(
         self, routes: Callable[[], RouteTable], prices: Mapping[str, Price], recorder: GatewayRecorder

@@ -1,4 +1,4 @@
-"""What a gateway knows of its fleet, in the words of the watch: read from the replicas' last reports."""
+"""View of the fleet for the watch, in its words: read from the replicas' last reports."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RESERVED = frozenset((INPUT, ITEM, INDEX, "value"))
 
 @dataclass(frozen=True)
 class Policy:
-    """What is done when a step takes too long or fails."""
+    """Timeout, retries and fallback of a step."""
 
     timeout_s: float | None = None  # of one attempt
     retries: int = 0  # attempts after the first
@@ -71,7 +71,7 @@ class Step:
 
 
 class Task(StrEnum):
-    """What a model step asks of its model."""
+    """Task that a model step asks of its model."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -145,7 +145,7 @@ class EntryPoint:
 
 @dataclass(frozen=True)
 class PythonLimits:
-    """Of the processes that run the function of one step."""
+    """Limits of the processes that run the function of one step."""
 
     processes: int = 1
     queue: int = 32  # calls that wait for a process; one more is refused

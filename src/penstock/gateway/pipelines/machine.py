@@ -126,7 +126,7 @@ class Machine:
 
     @property
     def root_attempt(self) -> int:
-        """What the attempts at the outermost steps are inside of: the one at the whole."""
+        """Number of the attempt at the whole, inside of which are those at the outermost steps."""
         return _FIRST_ID
 
     # -- in

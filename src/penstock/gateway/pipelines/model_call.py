@@ -88,7 +88,7 @@ def headers_of(client: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 class CallListener(Protocol):
-    """Who is told how a call fares: `finished` or `failed` once, unless it was cancelled."""
+    """Listener that is told how a call fares: `finished` or `failed` once, unless it was cancelled."""
 
     def passed_on(self, call: ModelCall, chunk: dict[str, Any]) -> None:
         """A part of a streamed answer."""

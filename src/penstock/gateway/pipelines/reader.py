@@ -59,7 +59,7 @@ Retries = Annotated[int, Meta(ge=0, le=5)]
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """What a pipeline's file says beside its steps."""
+    """Settings of a pipeline's file beside its steps."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")]
     steps: dict[str, Any]

@@ -43,7 +43,7 @@ from penstock.tenancy.usage import Recorder, Usage
 
 
 class StepCost(NamedTuple):
-    """What the requests of one attempt used, as they were charged."""
+    """Usage of the requests of one attempt, as they were charged."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -92,7 +92,7 @@ class RunServices:
 
 
 class RunSize:
-    """What is reserved for a run: as many tokens as its pipeline's runs took lately. It is settled by what it used."""
+    """Reservation for a run: as many tokens as its pipeline's runs took lately. It is settled by what it used."""
 
     is_final = True
 

@@ -136,7 +136,7 @@ class PipelineService:
         return list(found.models) if found is not None else []
 
     def counts(self) -> dict[Metric, dict[Labels, float]]:
-        """What can be seen without counting."""
+        """Returns gauges: what can be seen without counting."""
         running = Counter(run.pipeline.name for run in self._open)
         calls: dict[Labels, float] = {}
         restarts: dict[Labels, float] = {}

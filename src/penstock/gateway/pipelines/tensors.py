@@ -81,7 +81,7 @@ def _nested(data: list[Any], shape: list[int]) -> Any:
 
 
 def _label(value: Any, names: tuple[str, ...]) -> Any:
-    """By the scores of a row, or by the text that the model says."""
+    """Returns the label by the scores of a row, or by the text that the model says."""
     said = _scalar(value)
     if isinstance(said, str):
         return said

@@ -156,7 +156,7 @@ def _fields_of(kind: Type) -> dict[str, Type]:
 
 
 def _are_among(some: tuple[str, ...], all_: tuple[str, ...]) -> bool:
-    """Of names that are possible; none stand for any."""
+    """Whether all of the first names are among the second; none stand for any."""
     return not all_ or (bool(some) and set(some) <= set(all_))
 
 
@@ -311,7 +311,7 @@ def check_schema(schema: object, depth: int = 0) -> None:
 
 
 def mismatch(value: object, schema: Schema, at: str = "") -> str | None:
-    """What is wrong with a JSON value, by the words of a schema that are looked at here; None: nothing."""
+    """Returns what is wrong with a JSON value, by the words of a schema that are looked at here; None: nothing."""
     if not schema:
         return None
     here = at or "the value"

@@ -123,7 +123,7 @@ def failure_of_shed(reason: ShedReason) -> Failure:
 
 
 def failure_of_answer(status: int | None, body: bytes) -> Failure | None:
-    """Of an answer that was held back. None: the client's own affair."""
+    """Returns the failure of an answer that was held back. None: the client's own affair."""
     if status in _OURS_TO_FIX:
         return Failure.ERROR
     return Failure.CONTEXT_LENGTH if _LENGTH.search(body) else None

@@ -120,7 +120,7 @@ class RateLimitReservation(msgspec.Struct, eq=False):
             self._paid(refusals.limited(answer, self._size))
 
     def _look_closer(self, reason: Reason) -> None:
-        """What was refused was a bound, and by nobody who waits for a place."""
+        """Looks again at what was refused for a bound: with its prompt counted, or with the final size."""
         if reason in (Reason.TOKENS, Reason.TOO_LARGE):
             self._size.count(self._counted)
         else:

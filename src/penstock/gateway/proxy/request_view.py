@@ -58,7 +58,7 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def output_limit(self) -> int | None:
-        """Of one choice, if the client set one."""
+        """Output limit of one choice, if the client set one."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens if self.max_tokens is not None else self.max_output_tokens
@@ -80,7 +80,7 @@ class RequestView(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def num_texts(self) -> int:
-        """Of a request that generates nothing: each is a sequence of its own."""
+        """Number of texts of a request that generates nothing: each is a sequence of its own."""
         return sum(_num_prompts(bytes(part)) for part in (self.input, self.documents, self.text_2) if part)
 
     @property

@@ -1,4 +1,4 @@
-"""What rules must know of a request: read from its body, and only as much as the rules ask for.
+"""Facts of a request for rules: read from its body, and only as much as the rules ask for.
 
 How long a prompt is, is counted where a rule's outcome hangs on it and the model's words are known; else estimated.
 """
@@ -156,7 +156,7 @@ def _last_words(found: _Whole) -> str:
 
 
 def _text(content: msgspec.Raw) -> str:
-    """Of a text, or of the parts of one that are text."""
+    """Returns a text, or the parts of one that are text."""
     try:
         found = _contents.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What rules decided of a request, in words for its client and its log line, and what that has come to."""
+"""Decision of rules about a request, in words for its client and its log line, and tallies of what came of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Counts(NamedTuple):
 
 
 class RuleTally:
-    """By rule: requests, tokens, and the money that is saved, or in a dry run would be, as against the default."""
+    """Tallies by rule: requests, tokens, and the money saved as against the default, or that a dry run would save."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

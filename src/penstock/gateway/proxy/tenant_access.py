@@ -1,4 +1,4 @@
-"""What follows from what a tenant is: worked out once for each, not for every request. Knows no clock and no socket."""
+"""Access of a tenant: worked out once for each, not for every request. Knows no clock and no socket."""
 
 from __future__ import annotations
 

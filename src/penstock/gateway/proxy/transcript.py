@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 20  # of a request and its ids; a replica may refuse what is l
 
 
 class Transcript(msgspec.Struct, eq=False):
-    """Of an answer that begins, at whichever replica; `carried_on` by others, it is still the same."""
+    """Transcript of an answer that begins, at whichever replica; `carried_on` by others, it is still the same."""
 
     _body: bytes  # as replicas are sent it
     _size: Size
@@ -79,7 +79,7 @@ class Transcript(msgspec.Struct, eq=False):
         return self._tally.output_tokens if self._tally is not None else 0
 
     def usage(self, outcome: Outcome | None) -> TokenUsage | None:
-        """By what the answer says at its end, or the ids that came; None: not known, or there was no answer."""
+        """Usage by what the answer says at its end, or the ids that came; None: not known, or there was no answer."""
         if outcome is not None and outcome.status != 200:
             return None
         found = find_usage(outcome.tail) if outcome is not None else None

@@ -1,4 +1,4 @@
-"""What is recorded of requests.
+"""Records of requests.
 
 facts               one request, over: what all the others are told
 recorder            facts come in here; counts for /metrics

@@ -1,4 +1,4 @@
-"""What one request is charged: at its end, and of a long stream every second, so that a gateway that dies at any
+"""Charge of one request: at its end, and of a long stream every second, so that a gateway that dies at any
 moment has charged for all but the last."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RequestCharge(msgspec.Struct, eq=False):
         self._charge(model, usage, self._routed.id, name, requests=1)
 
     def cost(self, model: str) -> float | None:
-        """Of all that was charged, at this model's price; None: it has none."""
+        """Cost of all that was charged, at this model's price; None: it has none."""
         price = self._price(model)
         return self._charged.nanos(price) / NANOS if not price.is_free else None
 

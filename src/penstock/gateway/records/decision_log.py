@@ -55,7 +55,7 @@ class DecisionLog(Backlog["_Made | RequestFacts"]):
         self.put(_Made(time.time(), request, choice, now, route, version, rule))
 
     def ended(self, facts: RequestFacts) -> None:
-        """Of a request that was sent somewhere; of others there is no choice to judge."""
+        """Writes the end of a request that was sent somewhere; for others there is no choice to judge."""
         if facts.queue_s is not None:
             self.put(facts)
 
@@ -96,7 +96,7 @@ def _decided(made: _Made) -> Decided:
 
 @contextmanager
 def path_of_its_own(directory: Path, name: str) -> Iterator[Path]:
-    """Of a log that no other process writes as long as this lasts: NAME.log, or if that is taken NAME-2.log and on."""
+    """Path of a log that no other process writes meanwhile: NAME.log, or if that is taken NAME-2.log and so on."""
     make_private(directory)
     for number in count(1):
         found = directory / (f"{name}.log" if number == 1 else f"{name}-{number}.log")

@@ -1,4 +1,4 @@
-"""What a gateway writes down of its choices, so that another policy can be asked what it would have done.
+"""Decision records that a gateway writes of its choices, so that another policy can be asked what it would have done.
 
     decisions.log     MAGIC, then blocks: a length of four bytes, and that much zlib over entries in msgpack
     decisions.log.1   the one before, and so on
@@ -57,7 +57,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
     steps: int = 0  # of its engine since its start
 
     def snapshot(self, model: str, now: float = 0.0) -> ReplicaSnapshot:
-        """As a policy would be shown it, from `now` on."""
+        """Snapshot as a policy would be shown it, from `now` on."""
         growth = self.prefill_queued + self.running * self.mean_output_tokens / 2
         return ReplicaSnapshot(
             id=self.id,
@@ -117,7 +117,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
     gain_s: float = 0.0  # that the source was expected to save
 
     def request(self) -> EdgeRequest:
-        """As a policy would be shown it; a session goes by its number."""
+        """Request as a policy would be shown it; a session goes by its number."""
         return EdgeRequest(
             self.id,
             self.model,
@@ -134,7 +134,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="d"):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="e"):
-    """What came of a request. Times are in seconds from its arrival; None: it did not get so far."""
+    """Outcome of a request. Times are in seconds from its arrival; None: it did not get so far."""
 
     id: str
     ending: str

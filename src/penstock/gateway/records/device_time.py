@@ -1,4 +1,4 @@
-"""What a token of each model has taken so far, by what replicas said: for work that nobody measured, an estimate."""
+"""Device time that a token of each model has taken so far, by what replicas said: an estimate for unmeasured work."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class DeviceTime:
         self._seen[model] = tokens + usage.total, device_s + work.device_s, kv_block_s + work.kv_block_s
 
     def estimate(self, model: str, usage: TokenUsage) -> Cost | None:
-        """By the mean over all tokens, of prompts and answers, cached and computed; None: nothing is known yet."""
+        """Cost by the mean over all tokens, prompts and answers, cached and computed; None: not known yet."""
         tokens, device_s, kv_block_s = self._seen.get(model, (0, 0.0, 0.0))
         return Cost(device_s * usage.total / tokens, kv_block_s * usage.total / tokens) if tokens else None

@@ -1,4 +1,4 @@
-"""What was asked, as it may be written down if the operator wants it: the words of a request without what looks like a
+"""Prompts as they may be written down if the operator wants it: the words of a request without what looks like a
 credential, a mail address or a long number, and without what the operator's own patterns find."""
 
 from __future__ import annotations

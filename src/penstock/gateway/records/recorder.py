@@ -1,4 +1,4 @@
-"""What a gateway tells the world of its requests: counts for /metrics and a line in the log for each.
+"""Records of a gateway's requests for the world: counts for /metrics and a line in the log for each.
 
 It is told facts, once per request, at its end; nothing here is called per chunk, and what can be read when somebody
 asks (queues, replicas, open streams) is not counted at all. It decides nothing and knows no socket.
@@ -46,7 +46,7 @@ _KINDS = ("input", "cached", "output")  # of tokens
 
 
 class Listener(Protocol):
-    """Who is told the same, in the event loop: it costs every request whatever it costs."""
+    """Listener that is told the same, in the event loop: every request pays for it."""
 
     def ended(self, facts: RequestFacts) -> None: ...
 
@@ -157,7 +157,7 @@ class GatewayRecorder:
             listener.ended(facts)
 
     def asked(self, routed: RoutedRequest) -> None:
-        """What a client sent, for logs whose operator wants it."""
+        """Passes on what a client sent, for logs whose operator wants it."""
         if self._log is not None and self._log.wants_prompts:
             self._log.asked(routed.id, routed.caller.tenant.id, routed.body)
 
@@ -349,7 +349,7 @@ class GatewayRecorder:
         )
 
     def _tenant(self, tenant: str) -> _Used:
-        """What has a name keeps it: a series that moved to the others and back would be no counter."""
+        """Counts of a tenant. A series keeps its name: one that moved to the others and back would be no counter."""
         name = tenant if len(self._tenants) < _MAX_TENANTS else _OTHERS
         count = self._registry.count
         tokens = (count(catalog.TENANT_TOKENS, name, kind) for kind in _KINDS)

@@ -73,7 +73,7 @@ class RequestLog(Backlog["tuple[float, RequestFacts | _Prompt]"]):
         self.put((time.time(), facts))
 
     def asked(self, request_id: str, tenant: str, body: bytes) -> None:
-        """What a client sent; nothing, unless prompts are wanted."""
+        """Writes what a client sent, if prompts are wanted."""
         if self._prompt is None:
             return
         if self._asked_bytes - self._told_bytes + len(body) > _MAX_PROMPT_BYTES:

@@ -1,4 +1,4 @@
-"""What copies of requests have come to, by pool: for /metrics."""
+"""Outcomes of requests' copies by pool: for /metrics."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RequestTimeline(msgspec.Struct, eq=False):
         self._fingerprint = fingerprint
 
     def starts_over(self) -> None:
-        """What was answered so far, the client did not see."""
+        """Forgets the answer so far, which the client did not see."""
         self._first_at = None
 
     def facts(

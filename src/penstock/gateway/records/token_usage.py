@@ -1,4 +1,4 @@
-"""What a request used, read from the end of its answer: the one place of a stream that is looked into."""
+"""Token usage of a request, read from the end of its answer: the one place of a stream that is looked into."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _of_visit(visit: Visit, number: int) -> dict[str, Value]:
 
 
 def _parts(facts: RequestFacts) -> dict[str, Value]:
-    """What the replica said of itself, should its own spans not be kept."""
+    """Returns what the replica said of itself, should its own spans not be kept."""
     return {f"penstock.replica.{name}_s": seconds for name, seconds in server_timing.decode(facts.parts).items()}
 
 
@@ -276,7 +276,7 @@ def _operation(facts: RequestFacts) -> str:
 
 
 def _error(facts: RequestFacts) -> str:
-    """Of a server's span: what a client did wrong is none."""
+    """Returns the error of a server's span: what a client did wrong is none."""
     return (facts.reason or "failed") if facts.ending == "failed" else ""
 
 

@@ -47,7 +47,7 @@ class Times:
 
 
 class Tally:
-    """What became of requests: those of a minute, or of several."""
+    """Outcomes of requests: those of a minute, or of several."""
 
     __slots__ = ("cached", "input", "minute", "outcomes", "output", "total", "ttft")
 
@@ -90,7 +90,7 @@ class Tally:
 
 
 class Comparison:
-    """Of the pools it is given; others are not counted here. Belongs to the event loop's thread."""
+    """Comparison of the pools it is given; others are not counted here. Belongs to the event loop's thread."""
 
     def __init__(self, pools: Iterable[str] = ()) -> None:
         self._answers: dict[str, deque[Tally]] = {}
@@ -131,7 +131,7 @@ class Comparison:
             _now(tallies, at_s).add(outcome, usage, ttft_s, total_s)
 
     def since(self, pools: Mapping[str, str], since_s: float) -> Document:
-        """By version, `pools` names the pool of each; in whole minutes. Of copies there is a part of its own."""
+        """Counts by version, in whole minutes; `pools` names the pool of each. Copies have a part of their own."""
         found: Document = {}
         for version, pool in pools.items():
             answers, copies = (_sum(all_.get(pool, ()), since_s) for all_ in (self._answers, self._copies))

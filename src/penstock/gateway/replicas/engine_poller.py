@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Followed(Protocol):
-    """What it needs of a `gateway.replicas.Replica`."""
+    """Part of a `gateway.replicas.Replica` that the poller needs."""
 
     id: str
     model: str
@@ -210,7 +210,7 @@ class EnginePoller:
         self._changed()
 
     async def _learn(self, dialect: Dialect, is_new: bool) -> None:
-        """What hardly changes; and of one that is new, where it says what does."""
+        """Reads what hardly changes, and of a new replica, which document says how busy it is."""
         for document in dialect.facts:
             answer = await self._ask(document.path, self._upstream(document))
             if isinstance(answer, Answer) and answer.status == 200:

@@ -41,7 +41,7 @@ class BlockIndex(Protocol):
     def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
 
     def lost_track(self, replica_id: str) -> None:
-        """What it knows may be old until `reset`."""
+        """Marks what is known of the replica as possibly old, until `reset`."""
 
     def forget(self, replica_id: str) -> None: ...
 

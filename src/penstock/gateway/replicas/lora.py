@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterNotes(Protocol):
-    """What was brought to which replica, for gateways to come. Blocks."""
+    """Notes of which adapter was brought to which replica, for gateways to come. Blocks."""
 
     def bring(self, replica: str, name: str) -> bool:
         """It is about to be brought there. False: it was before."""
@@ -46,7 +46,7 @@ class AdapterNotes(Protocol):
 
 
 class ForgetfulNotes:
-    """Of a gateway that has nowhere to write."""
+    """Notes of a gateway that has nowhere to write."""
 
     def bring(self, replica: str, name: str) -> bool:
         return True
@@ -56,7 +56,7 @@ class ForgetfulNotes:
 
 
 class AdapterKeeper:
-    """Of one replica. `look` is called whenever something is heard of it, and returns at once."""
+    """Keeper of one replica's adapters. `look` is called whenever something is heard of it, and returns at once."""
 
     def __init__(self, replica: Replica, changed: Callable[[Replica], None], notes: AdapterNotes) -> None:
         self._replica = replica
@@ -158,7 +158,7 @@ class AdapterKeeper:
             self._changed(replica)
 
     async def _note(self, change: Callable[[str, str], bool | None], name: str) -> bool | None:
-        """What a replica has it has, also where that cannot be written down."""
+        """Writes a change down; None: it could not be. The replica has what it has all the same."""
         try:
             return await asyncio.to_thread(change, redact(self._replica.id), name)
         except StoreUnavailable as error:

@@ -169,7 +169,7 @@ class Replica:
         self.adapters = adapters
 
     def headers_for(self, tenant: Tenant, *, relayed: bytes = b"") -> bytes:
-        """What a penstock replica must know besides the client's bytes; `relayed`: what kind of stream it is."""
+        """Headers with what a penstock replica must know besides the client's bytes; `relayed`: the kind of stream."""
         if not self.relays:
             return self.headers
         mark = b"%b: %b\r\n" % (_WATERMARK, tenant.watermark.encode()) if tenant.watermark else b""
@@ -230,7 +230,7 @@ class Replica:
             )
 
     def lists(self, adapters: frozenset[str]) -> None:
-        """What it names now is what it has, if it ever named any: others may have taken some away."""
+        """Takes the adapters it names as those it has, if it ever named any: others may have taken some away."""
         if adapters or self.listed:
             self.loaded &= adapters
         self.listed = adapters

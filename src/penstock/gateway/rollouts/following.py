@@ -56,7 +56,7 @@ class FollowedRollout:
         self._arms = {self.old_version: Arm.OLD, self.new_version: Arm.NEW}
 
     def arm(self, version: str) -> Arm | None:
-        """By a version's key. None: one that the rollout does not touch."""
+        """Arm of a version's key. None: the rollout does not touch that version."""
         return self._arms.get(version)
 
     def old_target(self, bucket: float) -> Target:
@@ -79,7 +79,7 @@ class FollowedRollout:
         return self.order.control and shadow > 0 and is_among(bucket, self.new_version, shadow)
 
     def price(self, arm: Arm) -> float | None:
-        """Of a device-hour; None: it has none."""
+        """Price of a device-hour; None: it has none."""
         is_new = arm in (Arm.NEW, Arm.NEW_COPY)
         return self.order.prices.get(self.order.new if is_new else self.order.old)
 

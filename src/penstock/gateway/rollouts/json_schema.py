@@ -105,7 +105,7 @@ def _list(found: object) -> list[Any]:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """As JSON has it: true is not 1."""
+    """Whether two values are equal as JSON has it: true is not 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

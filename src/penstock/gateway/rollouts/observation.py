@@ -1,4 +1,4 @@
-"""What is known of one answer when it has ended, as a rollout counts it: plain numbers, without clock or socket.
+"""Observation of one answer at its end, as a rollout counts it: plain numbers, without clock or socket.
 
 The event loop takes these down as they are; the arithmetic is done by whoever folds them.
 """
@@ -18,7 +18,7 @@ Values = Sequence[tuple[Metric, float]]
 
 
 class Timing(NamedTuple):
-    """What one answer took, and under which conditions. None: nobody said."""
+    """Times of one answer, and its conditions. None: nobody said."""
 
     in_flight: int  # other requests at its replica, in the mean of the answer
     uncached_tokens: int  # of its prompt

@@ -132,7 +132,7 @@ class ObservedRequest:
         return both
 
     def starts_over(self) -> None:
-        """What was answered so far, the client did not see."""
+        """Forgets the answer so far, which the client did not see."""
         if self._kept is not None:
             self._forget()
             self._kept = []

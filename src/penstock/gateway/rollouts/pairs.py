@@ -30,7 +30,7 @@ _REFUSED = (429, 503, 529)  # it works, and says that it cannot now
 
 
 class Sender(Protocol):
-    """Who sends copies: `Shadows`."""
+    """Sender of copies: `Shadows`."""
 
     def send(
         self,
@@ -164,5 +164,5 @@ class PairedCopies:
 
 
 def _copied(tenant: Tenant, rollout: str) -> Tenant:
-    """Whom replicas take a copy to be of: nobody else's prompts are cached under this name."""
+    """Tenant whose request replicas take a copy for: nobody else's prompts are cached under this name."""
     return replace(tenant, id=f"{tenant.namespace}~{rollout}", cache=CacheScope.OWN)

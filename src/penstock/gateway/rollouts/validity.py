@@ -19,7 +19,7 @@ _ERRORS = (ValueError, RecursionError)  # msgspec's are ValueErrors
 
 
 class Asked:
-    """What a request asks of its answer. Reads a body; never raises."""
+    """Demands of a request on its answer. Reads a body; never raises."""
 
     def __init__(self, body: bytes) -> None:
         try:

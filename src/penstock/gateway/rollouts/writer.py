@@ -55,7 +55,7 @@ class Book(Protocol):
 
 
 class _Taken(NamedTuple):
-    """What the event loop hands over."""
+    """Batch that the event loop hands over."""
 
     wall_s: float
     observed: Sequence[Observation]

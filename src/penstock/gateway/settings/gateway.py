@@ -1,4 +1,4 @@
-"""What an operator may set for a gateway: one YAML file.
+"""Settings of a gateway: one YAML file.
 
 host: 127.0.0.1
 port: 8000

@@ -14,7 +14,7 @@ from penstock.watch.settings import AlertSettings
 
 
 def slos_of(default: Slo, models: dict[str, ModelSettings]) -> Mapping[str, Slo]:
-    """By pool: a model's own objectives, in the place of those of all."""
+    """Objectives by pool: a model's own, in the place of those of all."""
     return {
         name: build(Slo, asdict(default) | pool.slo, where=f"models.{name}.slo.")
         for name, pool in pools_of(models).items()

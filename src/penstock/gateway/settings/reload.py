@@ -26,7 +26,7 @@ _RELOADABLE = {"models", "pipelines", "routing", "slo"}
 
 
 class Configuration:
-    """What of the settings can change at run time, in force."""
+    """Settings in force that can change at run time."""
 
     def __init__(
         self,

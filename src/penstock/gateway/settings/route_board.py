@@ -28,7 +28,7 @@ class RouteBoard:
         self._told: list[Declared] = []
 
     def declared(self) -> list[Declared]:
-        """What can be changed at run time: routes with versions."""
+        """Routes that can be changed at run time: those with versions."""
         return [_declared(route) for route in self._file.routes.values() if route.versions]
 
     def apply(self, revisions: Iterable[RouteRevision]) -> None:

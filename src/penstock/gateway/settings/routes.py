@@ -1,4 +1,4 @@
-"""What an operator writes of a model that has versions, or rules instead of replicas.
+"""Settings of a model that has versions, or rules instead of replicas.
 
 models:
   smollm2:
@@ -140,7 +140,7 @@ def rule_set(name: str, rules: list[dict[str, Any]], default: str | None, *, dry
 
 
 def _score(path: str) -> Score:
-    """By `package.module:function`, or by the name of an entry point."""
+    """Returns the scorer named by `package.module:function`, or by an entry point."""
     module, colon, name = path.partition(":")
     try:
         if colon:

@@ -15,7 +15,7 @@ _MAX_BLOCKS = 256
 
 
 def byte_names(asked: RequestView, tenant: str) -> tuple[int, ...]:
-    """Of every whole block of what the client said, as it was written."""
+    """Returns the hashes of every whole block of what the client said, as it was written."""
     said = b"".join(map(bytes, (asked.system, asked.messages, asked.prompt, asked.instructions, asked.input)))
     digest = tenant.encode()
     names = []

@@ -1,4 +1,4 @@
-"""What a gateway knows of one model's words: how many tokens a request's prompt has, or at most can have, and under
+"""Tokenizer of one model's prompts at a gateway: how many tokens a request's prompt has, or at most can have, and under
 which names a replica's cache holds its beginning.
 
 It is made of what a replica of the model hands over (`api.model_text`), and counts as that replica does, because both
@@ -69,7 +69,7 @@ class HashedPrompt(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """What is known of the beginning of a conversation."""
+    """Beginning of a conversation, as far as it is known."""
 
     num_tokens: int
     hashes: tuple[int, ...]
@@ -126,7 +126,7 @@ class PromptTokenizer:
         return b"image" in body and any(sign in body for sign in _IMAGE_SIGNS)
 
     def count(self, path: bytes, body: bytes, tenant: str = "") -> int:
-        """What the replica will call the prompt's tokens. Raises what the replica would: InvalidRequest. `tenant`: its
+        """Number of the prompt's tokens, as a replica counts. Raises what it would: InvalidRequest. `tenant`: its
         namespace."""
         key = blake2b(path + body, digest_size=16).digest()
         known = self._counts.get(tenant, key)
@@ -136,7 +136,7 @@ class PromptTokenizer:
         return known
 
     def names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> HashedPrompt:
-        """As its replica would tokenize it and name its blocks for this tenant's namespace. Raises as `count` does."""
+        """Prompt as a replica would tokenize and hash it in the tenant's namespace. Raises as `count` does."""
         key = self._name_key(path, body, adapter)
         known = self._names.get(tenant, key)
         if known is None:
@@ -145,7 +145,7 @@ class PromptTokenizer:
         return known
 
     def known_names(self, path: bytes, body: bytes, tenant: str, adapter: str = "") -> HashedPrompt | None:
-        """What `names` would say, if that is remembered: found at once."""
+        """Returns what `names` would, if that is remembered: found at once."""
         return self._names.get(tenant, self._name_key(path, body, adapter))
 
     @staticmethod
@@ -333,7 +333,7 @@ def _example(template: ChatTemplate) -> str:
 
 
 def _most_overhead(tokenizer: Tokenizer, template: ChatTemplate) -> int:
-    """By how many tokens a prompt may exceed the bytes of its request: a template may bring words of its own.
+    """Number of tokens by which a prompt may exceed the bytes of its request: a template may bring words of its own.
 
     They are brought once: where more messages or longer ones make it more, nothing bounds the template.
     """
@@ -353,7 +353,7 @@ def _overhead_of(tokenizer: Tokenizer, template: ChatTemplate, bodies: Iterable[
 
 
 def _digests(text: str, ends: Sequence[int], root: int = 0) -> list[bytes]:
-    """Of the text up to each end."""
+    """Returns the digests of the text up to each end."""
     hasher, start, found = blake2b(root.to_bytes(8, "little"), digest_size=16), 0, []
     for end in ends:
         hasher.update(text[start:end].encode(errors="surrogatepass"))

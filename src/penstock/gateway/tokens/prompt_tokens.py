@@ -34,7 +34,7 @@ class PromptTokens:
         return int(num_bytes * self._ratio) + 1 if self._ratio < 1.0 else num_bytes
 
     def learn(self, num_bytes: int, num_tokens: int) -> None:
-        """What a request of so many bytes turned out to have. Once enough is known, one of eight is looked at."""
+        """Learns how many tokens so many bytes turned out to have. Once enough is known, one of eight is looked at."""
         self._num_told = told = self._num_told + 1
         if (told > _MEMORY and told % 8) or num_tokens <= 0:
             return

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Pool:
-    """What the replicas of one model have in common: its words, and how much they hold."""
+    """Pool of one model's replicas: its tokenizer, and how much they hold."""
 
     def __init__(self, threads: Executor, served_as: str = "") -> None:
         """`served_as`: the model's name at its replicas."""
@@ -287,7 +287,7 @@ class Size:
 
     @property
     def max_tokens(self) -> int:
-        """Of all choices together, as far as the context may let them."""
+        """Output tokens of all choices together, as far as the context may let them."""
         output = self.output
         if output is None or self._is_cut:
             left = self.pool.context_left(self.prompt)
@@ -315,7 +315,7 @@ class Size:
 
     @property
     def context_tokens(self) -> int:
-        """What it surely needs of a replica's context: that of one choice."""
+        """Tokens that it surely needs of a replica's context: those of one choice."""
         if self._num_texts:  # what is longer may be cut, which its replica knows
             return 1
         return (self.exact if self.exact is not None and self._num_prompts == 1 else 1) + self._least_output
@@ -332,7 +332,7 @@ class Size:
 
 
 def _told(error: BaseException) -> PenstockError | None:
-    """What is wrong with the request is told; if it is the tokenizer that fails, the bound has to do."""
+    """Returns the error to tell if the request is wrong; where the tokenizer fails, None: the bound has to do."""
     if isinstance(error, PenstockError):
         return error
     log.error("a prompt could not be counted", exc_info=error)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class ModelTexts:
-    """Of one pool. Replicas of two versions may run side by side: as long as one has what is known, that is kept."""
+    """Tokenizer and texts of one pool. Replicas of two versions may run side by side: what is known is kept as long as
+    one has it."""
 
     def __init__(self, tokens: PromptTokens, threads: Executor) -> None:
         self._tokens = tokens

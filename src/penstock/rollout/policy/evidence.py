@@ -174,7 +174,7 @@ class QuantileComparison:
         self._open, self._windows = {}, 0
 
     def ratio(self) -> float | None:
-        """Of the new version's quantile to the old one's, over all requests."""
+        """Ratio of the new version's quantile to the old one's, over all requests."""
         old, new = self.value(self.old_bins), self.value(self.new_bins)
         return new / old if old is not None and new is not None else None
 

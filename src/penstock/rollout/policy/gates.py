@@ -52,7 +52,7 @@ def judge(state: RolloutState, evidence: Evidence, *, with_intervals: bool = Tru
 
 
 def alphas(plan: RolloutPlan) -> tuple[float, float]:
-    """Of one gate in one comparison; of one tenant's."""
+    """Returns alpha of one gate in one comparison, and of one tenant's."""
     gates = plan.enabled_gates.values()
     comparisons = 1 + any(step.is_shadow for step in plan.steps) + any((step.share or 1.0) < 1.0 for step in plan.steps)
     # Other tenants may be the largest in each step.

@@ -123,7 +123,7 @@ class MeanDifference:
         return None if radius == inf else Interval(estimate, estimate - radius, estimate + radius)
 
     def _autocorrelation(self, estimate: float) -> float:
-        """Of windows that follow each other; estimates from few windows are too low by about what is added."""
+        """Autocorrelation of successive windows; estimates from few windows are too low by about what is added."""
         around = self._around(self.scales[0], estimate)
         if around <= 0.0:
             return 0.0
@@ -132,7 +132,7 @@ class MeanDifference:
         return min(max(found + (1.0 + 3.0 * max(found, 0.0)) / self.windows, 0.0), 0.95)
 
     def _variance(self, estimate: float, fewer: float) -> float:
-        """Of a request's difference: the largest of all that can be had."""
+        """Variance of a request's difference: the largest of all that can be had."""
         found = [(self.within_squares + self.pseudo_squares) / max(self.within_freedom + 1.0, 1.0)]
         for scale in self.scales:
             if scale.batches >= _MIN_BATCHES or scale is self.scales[0]:
@@ -239,7 +239,7 @@ def _slopes(arm: Arm, share: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)
 def _log_mixture(arm: Arm) -> float:
-    """Of the likelihood."""
+    """Logarithm of the likelihood's mixture."""
     total, count = arm
     parts = [_log_beta(a + total, b + count - total) - _log_beta(a, b) for a, b in _PRIORS]
     most = max(parts)

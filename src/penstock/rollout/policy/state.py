@@ -1,4 +1,4 @@
-"""What is kept of a rollout, what is observed beside its evidence, and what is to be in force.
+"""State of a rollout that is kept, what is observed beside its evidence, and what is to be in force.
 
 RolloutState   kept in the store: phase, step and all that is needed to go back
 StoryEntry     one decision with its numbers, in the words that people read
@@ -48,7 +48,7 @@ class OperatorAction(StrEnum):
 
 
 class OperatorOrder(Struct, frozen=True):
-    """What an admin asked for, once."""
+    """Order that an admin gave, once."""
 
     id: int  # grows: an order is obeyed once
     action: OperatorAction
@@ -138,7 +138,7 @@ class PoolSeen(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What is observed beside the evidence."""
+    """Observations beside the evidence."""
 
     old: PoolSeen
     new: PoolSeen
@@ -179,7 +179,7 @@ def shares_of(state: RolloutState, step: RolloutStep | None) -> tuple[dict[str, 
 
 
 def targets(state: RolloutState) -> Targets:
-    """What is to be in force in this state."""
+    """Returns what is to be in force in this state."""
     if state.phase is Phase.ABORTED:
         return Targets(None, None, {})
     if state.phase is Phase.ABORTING:
@@ -201,7 +201,7 @@ def targets(state: RolloutState) -> Targets:
 
 
 def order_for_gateways(state: RolloutState) -> RolloutOrder:
-    """What gateways measure in this state."""
+    """Returns what gateways are to measure in this state."""
     plan = state.plan
     return RolloutOrder(
         id=state.id,
